@@ -9,6 +9,7 @@ from weakref import WeakSet
 from .._errors import DeviceError, PlanError
 from ..actors.execution import Attempt, Bound
 from ..engine.node import Execution, as_execution
+from ..engine.wiring import call_site
 from ..telemetry import spans
 from .arguments import Arguments, BatchLog, on_host, unwrapped
 from .compiling import JittedFunction
@@ -283,7 +284,7 @@ class DeviceExecutor(Execution):
     def bind(self, site: "Site") -> "OnDevice":
         """Return the object that runs the items of a call site on the device."""
         scope = site.scope
-        return OnDevice(self, scope._call_site(site._program, site._unit), scope._pools, scope._device_strategy)
+        return OnDevice(self, call_site(site._program, site._unit), scope._pools, scope._device_strategy)
 
     def arguments_at(self, site: "CallSite") -> Arguments:
         """Return the `Arguments` of a call site."""

@@ -328,10 +328,6 @@ class Scope:
         """
         raise NotImplementedError
 
-    def _call_site(self, program: "Program", unit: "Unit") -> "CallSite":
-        """Return the facts about a call site that an executor in another place needs."""
-        raise NotImplementedError
-
 
 @dataclass(slots=True, eq=False, repr=False)
 class Site:

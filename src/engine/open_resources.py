@@ -48,10 +48,6 @@ class Opening:
         """Return a context manager that opens the resource and closes it."""
         return _Opened(self)
 
-    def make(self) -> Any:
-        """Call the function of the resource with the arguments."""
-        return self.opener(*self._args, **self._kwargs)
-
     @property
     def arguments(self) -> str:
         """The arguments, as the source text of a call."""
@@ -73,7 +69,8 @@ class _Opened:
         self._generator: AsyncGenerator[Any, None] | None = None
 
     async def __aenter__(self) -> Any:
-        made = self._opening.make()
+        opening = self._opening
+        made = opening.opener(*opening._args, **opening._kwargs)
         if not inspect.isasyncgen(made):  # a fake may simply return the value
             return await made if inspect.isawaitable(made) else made
         self._generator = cast("AsyncGenerator[Any, None]", made)

@@ -683,6 +683,7 @@ def make_plan(
                 remedy="return or pass on the result; a call that is made for its effect is a statement of its own, or "
                 "its node is declared effectful=True",
             )  # fmt: skip
+    plan_body = partial(make_plan, run_passes=run_passes, resources=shared)
     seen = Counter[str]()
     has_effects = any(step.is_effect for step in trace.steps)
     behind = _effects_behind(draft.steps, effect_behind) if has_effects else {}
@@ -690,23 +691,12 @@ def make_plan(
     changes, notes = list[str](), list[str]()  # about states of loops
     for chain in draft.steps:
         label, *further = [_label(step.callee.name, seen) for step in chain]
-        bodies = [
-            make_plan(
-                one,
-                run_passes=run_passes,
-                without=without,
-                resources=shared,
-                effect_behind=behind.get(chain[0].source, effect_behind),
-                fuse=fuse,
-            )
-            for one in chain[0].bodies
-        ]
+        effect = behind.get(chain[0].source, effect_behind)
+        bodies = [plan_body(one, without=without, effect_behind=effect, fuse=fuse) for one in chain[0].bodies]
         bodies = with_donation(chain[0], bodies, changes, notes)
         joined = None
         if chain[0].joined is not None:  # the passes have run over its parts
-            joined = make_plan(
-                chain[0].joined, run_passes=run_passes, without=(*without, eliminate_dead_nodes), resources=shared
-            )
+            joined = plan_body(chain[0].joined, without=(*without, eliminate_dead_nodes))
         steps.append(PlannedStep(label, chain, tuple(further), tuple(bodies), joined))
     if changes or notes:
         reports.append(PassReport("donation", len(changes + notes), len(notes), tuple(changes), tuple(notes)))

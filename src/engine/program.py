@@ -415,15 +415,12 @@ class Program:
         taken_over = next((source for source in sources if counts[source] == 1), None)
         given_up = [self.slots[source] for source in sources if source != taken_over]
         count = counts[step.source]
-        if not count:  # no step reads the value: this unit itself releases it at once
-            count = 1
-            unit.out = -1
         if taken_over is None:
-            slot = self._new_slot(step.source, count)
+            slot = self._new_slot(step.source, count or 1)
         else:
             slot = self.slots[step.source] = self.slots[taken_over]
-            self.readers[slot] = count
-        if unit.out == -1:
+            self.readers[slot] = count or 1
+        if not count:  # no step reads the value: this unit itself releases it at once
             given_up.append(slot)
         unit.out = slot
         unit.reads = tuple(given_up)

@@ -117,10 +117,6 @@ class Wiring(Scope):
         self._was_idle = False
         self._discards = False  # whether a graph is being wired that has nodes with `discard=`
 
-    def _call_site(self, program: Program, unit: Unit) -> CallSite:
-        """Return the facts about a call site that an executor in another place needs."""
-        return _call_site(program, unit)
-
     def wire(self, program: Program) -> Wired:
         """Return the actors of a program; the first call in a scope makes them."""
         if program.plan not in self._wired:
@@ -374,7 +370,7 @@ class Wiring(Scope):
             actor.bound._spans_others = True
             return actor
         named = dict(zip(node._positional, range(len(step.head.args)), strict=False))
-        shared = frozenset([named.get(name, name) for name in _call_site(program, unit).resources])
+        shared = frozenset([named.get(name, name) for name in call_site(program, unit).resources])
         instance = None if node.bound_to is None else Identity(node.bound_to)
         store, identity = self._pools.results(node.origin, cache), (node.origin._replacement, instance)
         actor.bound = site = CacheSite(store, cache, node.name, identity, shared, body, captured)
@@ -612,7 +608,7 @@ async def warm_up_node(
     Raises:
         PlanError: the executor does not know what to prepare.
     """
-    await executor._warm_up(_call_site(program, unit), pools, device_strategy, _resources_of(unit, known))
+    await executor._warm_up(call_site(program, unit), pools, device_strategy, _resources_of(unit, known))
 
 
 def _inside(body: "Plan", known: Mapping[int, Any]) -> dict[int, Any]:
@@ -627,7 +623,7 @@ def _inside(body: "Plan", known: Mapping[int, Any]) -> dict[int, Any]:
 # The facts about a call of a node, for its executor.
 
 
-def _call_site(program: Program, unit: Unit) -> CallSite:
+def call_site(program: Program, unit: Unit) -> CallSite:
     """Return the facts about a call site that the executor of the node needs."""
     step = unit.step
     assert step is not None

@@ -43,10 +43,6 @@ class StreamValues:
         self.sources: dict[int, str] = {}
         self._readers: dict[int, str] = {}
 
-    def add(self, source: int, name: str) -> None:
-        """Note that a value is a stream."""
-        self.sources[source] = name
-
     def read_by_step(
         self, callee: "Callee", args: tuple[Template, ...], captured: tuple[Template, ...], location: str
     ) -> None:
@@ -538,7 +534,7 @@ class Tracer:
         """Add a parameter; return the symbolic value that stands for it."""
         source = self._new_parameter(name)
         if is_stream:
-            self.streams.add(source, name)
+            self.streams.sources[source] = name
         return Ref(self, source, name, annotation=annotation)
 
     def record(
@@ -569,7 +565,7 @@ class Tracer:
             templates += captured
         source = self._new_source()
         if callee.gives_stream:
-            self.streams.add(source, callee.name)
+            self.streams.sources[source] = callee.name
         beside = captured if is_node else ()
         is_effect = callee._is_effect
         for body in bodies:
