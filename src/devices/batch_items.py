@@ -64,7 +64,6 @@ class BatchItems:
     Attributes:
         node: name of the node.
         parameters: names of the parameters, each with the axes of its arrays that are padded or packed.
-        axes: these axes alone, in the same order.
         padded: the parameters that have such axes, in the order in which their masks are passed.
         packed: how items share rows; None if each item has a row of its own.
     """
@@ -80,7 +79,6 @@ class BatchItems:
         self.parameters = [
             (name, (each,) if isinstance(each, int) else each) for name, each in zip(parameters, axes, strict=True)
         ]
-        self.axes = tuple(each for _, each in self.parameters)
         self.padded = tuple(name for name, each in self.parameters if each)
         # Signatures and sizes of arguments that are all NumPy's, by configuration, dtypes and shapes.
         self._known: dict[tuple[Any, ...], tuple[ItemSignature, int]] = {}

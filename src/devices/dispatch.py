@@ -681,9 +681,6 @@ class SingleJob(Job):
         self._parameters = parameters
         self._returns_pending = call.returns_pending
 
-    def _is_wanted(self) -> bool:
-        return not self.calls[0].is_left
-
     def begin(self) -> bool:
         """Return whether the caller still waits for the job; if not, the job is over."""
         call = self.calls[0]

@@ -344,9 +344,9 @@ def _bucketed(arguments: Arguments) -> tuple[frozenset[int], ...]:
         return ()
     rows = {position: {0} for position in arguments.stacked}
     padded: dict[str, int] = {}
-    for position, axes in zip(arguments.stacked, arguments.items.axes, strict=True):
+    for position, (name, axes) in zip(arguments.stacked, arguments.items.parameters, strict=True):
         rows[position].update(axis + 1 for axis in axes)
-        padded[arguments.names[position]] = len(axes)
+        padded[name] = len(axes)
     masks = [frozenset(range(padded[name] + 1)) for name in arguments.masked]
     return (*[frozenset(rows.get(position, ())) for position in range(len(arguments.names))], *masks)
 

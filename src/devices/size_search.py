@@ -238,7 +238,6 @@ class _Trial:
         self._jitted: JittedFunction = self.executor.jitted(self.device.placement, self.arguments)
         item, self._group = self.arguments.describe_item(self.values)
         self._item = on_host(item)
-        self._can_run_out = platform_of(self.device) != "cpu"
         self.item_bytes = self._item.size_bytes
         # The rows are split over so many devices.
         (self._least,) = self.executor.batch_sizes(DeviceBatch(1), self.arguments)
@@ -274,7 +273,8 @@ class _Trial:
         try:
             seconds = await self._timed(args, size)
         except (DeviceError, jax.errors.JaxRuntimeError) as error:
-            if self._can_run_out and any(map(is_out_of_memory, _causes(error))):
+            runs_out = is_out_of_memory(error) or (error.__cause__ is not None and is_out_of_memory(error.__cause__))
+            if runs_out and platform_of(self.device) != "cpu":
                 return TriedSize(size=size, bytes=taken, why_not="no memory left")
             raise
         low, middle, high = quartiles(seconds)
@@ -313,13 +313,6 @@ def _shape_of(size: int, rows: Any) -> Any:
 def platform_of(device: EngineDevice) -> str:
     """Return the platform of a device or mesh."""
     return device.placement.devices[0].platform
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
 
 
 def _formula(tried: list[TriedSize]) -> tuple[int, int]:
