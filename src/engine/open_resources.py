@@ -317,9 +317,8 @@ class Resources:
             or (entry.context_task.is_open and not self._closes_unused)
         ):
             return
-        with logs.logged(
-            "resource.not_closed", resource=entry.opening.name
-        ):  # the cancellation matters more to the caller
+        # An error of closing is only logged: the cancellation matters more to the caller.
+        with logs.logged("resource.not_closed", resource=entry.opening.name):
             await uninterrupted(self._end([entry]))
 
     async def _end(self, entries: Iterable[Entry]) -> None:

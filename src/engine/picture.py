@@ -93,10 +93,8 @@ def _inputs(step: Step, names: dict[int, str], streams: frozenset[int]) -> tuple
 
 def _arguments(step: Step) -> list[tuple[str, Template]]:
     names = step.callee._argument_names()
-    padded = (
-        *names,
-        *[""] * (len(step.args) - len(names)),
-    )  # arguments for *args, and captures of a body, have no name
+    # Arguments for *args, and captures of a body, have no name.
+    padded = (*names, *[""] * (len(step.args) - len(names)))
     return [*zip(padded, step.args, strict=False), *step.kwargs.items()]
 
 

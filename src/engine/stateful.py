@@ -61,9 +61,8 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None, runs_on: RunsO
             )
         call = _alone(call)
     execution = as_execution(runs_on)
-    Node(
-        call, policy, name=name or cls.__name__, template=cls, runs_on=execution
-    )  # raises if options do not fit the class
+    # Raises if options do not fit the class.
+    Node(call, policy, name=name or cls.__name__, template=cls, runs_on=execution)
     if owns_loop(cls):
         if execution is not as_execution("loop"):
             where = f"@node(runs_on={execution.name!r}) on class {cls.__name__!r}"
@@ -149,9 +148,8 @@ def node_of(instance: Any) -> Node[..., Any]:
             "class, so a scope cannot make another one like it; make it by calling the class"
         )
     if recipe.node is None or recipe.node.template is not instance:
-        recipe = _Recipe(
-            cls, recipe.args, recipe.kwargs
-        )  # a new recipe, because a shallow copy shares that of the original
+        # A new recipe, because a shallow copy shares the recipe of the original.
+        recipe = _Recipe(cls, recipe.args, recipe.kwargs)
         recipe.node = Node(
             types.MethodType(wrapper._penstock_call, instance),
             wrapper._penstock_policy,

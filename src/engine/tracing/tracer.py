@@ -26,7 +26,7 @@ from .ref import (
     is_users,
     read_of,
 )
-from .template import Constant, Read, Template, capture, reads, with_reads
+from .template import Constant, Container, Read, Template, capture, reads, with_reads
 
 if TYPE_CHECKING:
     from ..open_resources import Opening
@@ -84,9 +84,9 @@ class StreamValues:
         """
         found = [read for read in reads(template) if read.source in self.sources]
         for read in found:
-            if not isinstance(template, Read):
+            if isinstance(template, Container):
                 raise GraphTraceError(
-                    f"{location}: {self._named(read)} is returned inside a {template_kind(template)}; return the "
+                    f"{location}: {self._named(read)} is returned inside a {template.kind.__name__}; return the "
                     "stream alone, with the other results as its first values"
                 )
             self._read(read, location, "the result")
@@ -108,12 +108,6 @@ class StreamValues:
 
     def _named(self, read: Read) -> str:
         return f"stream {self.sources[read.source]!r}"
-
-
-def template_kind(template: Template) -> str:
-    """Return the name of the type of container that a template builds; "value" if it builds no container."""
-    kind: type[object] | None = getattr(template, "kind", None)
-    return "value" if kind is None else kind.__name__
 
 
 # Objects outside of a graph, in contrast to objects that its body makes for each call.
@@ -248,11 +242,7 @@ def located_errors(fn: Callable[..., Any]) -> Generator[None, None, None]:
     """
     try:
         yield
-    except (
-        GraphTraceError,
-        PlanError,
-        RecursionError,
-    ):  # the graph makes the error of an endless recursion; see `_traced`
+    except (GraphTraceError, PlanError, RecursionError):  # the graph names an endless recursion: see `Graph._traced`
         raise
     except Exception as error:
         location, _ = _raised_at(error, definition_location(fn))
