@@ -184,8 +184,7 @@ class Dispatcher:
     async def aclose(self) -> None:
         """Fail the waiting calls, kill all workers, and wait until the workers have ended."""
         self._closed = True
-        error = EngineClosedError("the Engine was closed before a worker had begun this call")
-        self._fail_waiting(error)
+        self._fail_waiting(EngineClosedError("the Engine was closed before a worker had begun this call"))
         for worker in [*self.workers]:
             self._kill(worker)
         if self.workers:

@@ -265,8 +265,7 @@ class RayTransport(Transport):
         if isinstance(answer, BaseException):
             raise ClusterError(f"a worker could not start: {_reason(answer)}") from answer
         described = Described(*answer)
-        here = versions()
-        others = {name: (mine, described.versions.get(name, "none")) for name, mine in here.items()}
+        others = {name: (mine, described.versions.get(name, "none")) for name, mine in versions().items()}
         differ = [f"{name} {mine} here and {there} there" for name, (mine, there) in others.items()
                   if mine.split(".")[:2] != there.split(".")[:2]]  # fmt: skip
         if differ:

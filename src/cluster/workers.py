@@ -172,11 +172,7 @@ class Workers(extension.Execution):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the name alone: a class that is pickled by its contents takes its execution along."""
-        return _named, (type(self), self.name, self.workers)
-
-
-def _named(kind: type[Workers], name: str, workers: int) -> Workers:
-    return kind(name, workers, _refused)
+        return type(self), (self.name, self.workers, _refused)
 
 
 def _refused() -> Transport:

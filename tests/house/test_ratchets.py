@@ -16,7 +16,7 @@ LIMITS = {
     "_cli": Figures(lines=391, largest_file=132, slots=0, branches=9, broad_excepts=0),
     "actors": Figures(lines=7467, largest_file=538, slots=28, branches=38, broad_excepts=41),
     "advice": Figures(lines=785, largest_file=243, slots=0, branches=12, broad_excepts=0),
-    "cluster": Figures(lines=1331, largest_file=316, slots=4, branches=13, broad_excepts=8),
+    "cluster": Figures(lines=1327, largest_file=315, slots=4, branches=13, broad_excepts=8),
     "consume": Figures(lines=579, largest_file=232, slots=0, branches=6, broad_excepts=2),
     "data": Figures(lines=1226, largest_file=490, slots=0, branches=11, broad_excepts=3),
     "devices": Figures(lines=6545, largest_file=584, slots=18, branches=13, broad_excepts=10),
