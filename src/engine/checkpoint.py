@@ -244,9 +244,7 @@ class Checkpointer:
             self.restore(name, one)
 
     async def _open_folder(self) -> None:
-        from ..saving.snapshots import SnapshotFolder
-
-        make = partial(SnapshotFolder, self._checkpoint.folder, keep=self._checkpoint.keep)
+        make = partial(snapshots.SnapshotFolder, self._checkpoint.folder, keep=self._checkpoint.keep)
         self._folder = await self._in_thread(make)
 
     def restore(self, name: str, holder: Any) -> None:

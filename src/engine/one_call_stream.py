@@ -397,7 +397,7 @@ class ValuesStream(Stream[T_co]):
             try:
                 await waiter
             except asyncio.CancelledError as error:
-                raise wait.cancelled(error)  # noqa: B904 - the error that arrived is its context
+                raise asyncio.CancelledError(*error.args)  # noqa: B904 - the error that arrived is its context
             finally:
                 buffer.waiter = None
                 wait.end()

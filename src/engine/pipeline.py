@@ -87,18 +87,13 @@ class ReaderWait:
             self._before, self._since = self.seconds, None
         self._readers -= 1
 
-    @staticmethod
-    def cancelled(error: asyncio.CancelledError) -> asyncio.CancelledError:
-        """Return the error to raise for a reader that was cancelled with `error`."""
-        return asyncio.CancelledError(*error.args)
-
     def __enter__(self) -> None:
         self.begin()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.end()
         if isinstance(error, asyncio.CancelledError):
-            raise self.cancelled(error)
+            raise asyncio.CancelledError(*error.args)
 
     @property
     def seconds(self) -> float:
