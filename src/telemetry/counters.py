@@ -274,7 +274,7 @@ INBOX_COUNTERS = "puts", "put_wait_seconds", "get_wait_seconds"
 def changed(record: Record, **changes: object) -> Record:
     """Return a copy with other values of some fields, as `replace` does, in a fifth of the time; for no slots."""
     twin = object.__new__(type(record))
-    vars(twin).update(vars(record), **changes)
+    object.__setattr__(twin, "__dict__", vars(record) | changes)
     return twin
 
 

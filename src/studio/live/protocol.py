@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final, TypeVar
@@ -88,11 +89,14 @@ def answer(look: LiveSnapshot) -> bytes:
 
 
 def _told(records: Sequence[Any]) -> list[dict[str, Any]]:
-    defaults = [(field.name, field.default) for record in records[:1] for field in fields(record)]
+    if not records:
+        return []
+    names, defaults = zip(*[(field.name, field.default) for field in fields(records[0])], strict=True)
+    values = map(attrgetter(*names), records)
     return [
-        {name: value for name, default in defaults if (value := getattr(record, name)) != default}
-        for record in records
-    ]  # fmt: skip
+        {name: value for name, value, default in zip(names, one, defaults, strict=True) if value != default}
+        for one in values
+    ]
 
 
 def answer_drawing(drawing: object) -> bytes:

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from ...engine import ActorStatistics
 from ...extension import Figure
@@ -360,25 +360,24 @@ def _look_of(name: Name, present: _Present, did: NodeWork, holds: StepContents, 
     share = did.busy_share
     if share is not None and limit is not None:
         share = min(share, 1.0)  # the whole time of an item counts when it leaves, so it may be more than passed
-    told: dict[str, Any] = dict(_NOTHING, limit=limit, shared=shared, completed=did.completed, failed=did.failed)
-    told.update(busy_share=share, device_share=did.device_share, p50=did.p50, p99=did.p99, timed=did.timed)
-    if last is not None:
+    runs_on, counts = did.runs_on, (did.completed, did.failed)
+    if last is None:
+        found = NodeLook(*name, runs_on, *counts, 0, 0, share, 0, 0, 0, limit)
+    else:
         now = present.totals[name]
-        told.update(
-            total_completed=now.completed, total_failed=now.failed, inbox_depth=now.inbox.depth,
-            inbox_capacity=now.inbox.capacity, figures=now.figures, outage=now.outage, drawing=last.drawing,
-            step=last.step, retried=now.retried, hedged=now.hedged, failed_over=now.failed_over,
-            in_flight=holds.working if shared else max(0, now.in_flight - holds.blocked), blocked=holds.blocked,
+        found = NodeLook(
+            *name, runs_on or last.runs_on, *counts, now.completed, now.failed, share, now.inbox.depth,
+            now.inbox.capacity, holds.working if shared else max(0, now.in_flight - holds.blocked), limit, now.figures,
+            now.outage, last.drawing, last.step, now.retried, now.hedged, now.failed_over, blocked=holds.blocked,
             waits=now.inbox.waiting_putters,
         )  # fmt: skip
         if now.cache is not None:
-            told.update(cache_hits=now.cache.hits, cache_misses=now.cache.misses)
+            found.cache_hits, found.cache_misses = now.cache.hits, now.cache.misses
         if holds.capacity:
-            told.update(buffer_depth=holds.buffered, buffer_capacity=holds.capacity, values=holds.values)
-    return NodeLook(*name, did.runs_on or ("" if last is None else last.runs_on), **told)
-
-
-_NOTHING: Final = {"total_completed": 0, "total_failed": 0, "inbox_depth": 0, "inbox_capacity": 0, "in_flight": 0}
+            found.buffer_depth, found.buffer_capacity, found.values = holds.buffered, holds.capacity, holds.values
+    found.shared, found.device_share = shared, did.device_share
+    found.p50, found.p99, found.timed = did.p50, did.p99, did.timed
+    return found
 
 
 _COLUMNS: Final = (

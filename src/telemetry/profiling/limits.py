@@ -122,7 +122,7 @@ class Limit(NamedTuple):
 
 def _short(at: str) -> str:
     """Return a "file:line", with the path from the working directory if the file is below."""
-    return at.removeprefix(f"{Path.cwd()}{os.sep}")
+    return at and at.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 def _where(at: str) -> str:
@@ -206,12 +206,13 @@ def full_inboxes(nodes: Iterable[tuple[ActorStatistics, float]]) -> list[FullInb
     """
     found: dict[str, FullInbox] = {}
     for node, seconds in nodes:
-        if not seconds:
+        waiting = node.inbox.put_wait_seconds
+        if not seconds or waiting < _LEAST_WAITING * seconds:
             continue
+        waiting /= seconds
         is_known = node.busy_seconds is not None and node.concurrency is not None
         share = (node.busy_seconds or 0.0) / seconds / (node.concurrency or 1) if is_known else None
-        waiting = node.inbox.put_wait_seconds / seconds
-        if waiting >= _LEAST_WAITING and (share is None or share >= LEAST_USED):
+        if share is None or share >= LEAST_USED:
             found[node.graph] = FullInbox(node, waiting, share)
     return list(found.values())
 
@@ -230,7 +231,7 @@ def untimed(evidence: Evidence) -> Iterator[Limit]:
             reason = f"on average {significant(waiting)} items waited for room in its inbox"
             yield Limit(min(waiting, 1.0), 0, Verdict(node.node, reason, "make it faster", node.graph, "places"))
     for total in nodes:
-        if total.busy_seconds is None and total.step.owns_loop and total.occupancy >= LEAST_USED:
+        if total.counters.busy_seconds is None and total.step.owns_loop and total.occupancy >= LEAST_USED:
             reason = f"its loop takes no more: items wait in its inbox for {total.occupancy:.0%} of the time"
             verdict = Verdict(total.name[1], reason, _MORE_IN_LOOP, total.name[0], "places")
             yield Limit(total.occupancy, 0, verdict)
@@ -269,11 +270,13 @@ _LEAST_BLOCKED: Final = 0.1
 def inboxes(evidence: Evidence) -> Iterator[Limit]:
     """Yield the inboxes that hold up the nodes before them."""
     sums = evidence.sums
-    for name in sums.nodes:
+    for name, node in sums.nodes.items():
+        if not node.timed.blocked_seconds:
+            continue
         busy, blocked = _shares(sums, name)
         if blocked < _LEAST_BLOCKED:
             continue
-        following = [(name[0], reader) for reader in sums.nodes[name].step.consumers]
+        following = [(name[0], reader) for reader in node.step.consumers]
         waits = {each: sums.nodes[each].counters.inbox.put_wait_seconds for each in following if each in sums.nodes}
         behind = max(waits, key=waits.__getitem__, default=None)
         found = None if behind is None else sums.nodes[behind]
@@ -518,12 +521,14 @@ _MORE: Final[dict[Bound, tuple[str, str]]] = {
 
 def places(evidence: Evidence) -> Iterator[Limit]:
     """Yield the places of the node that uses most of its own, and the pool that is used most: no others can limit."""
-    used = {key: round(group.utilisation, 2) for key, group in evidence.sums.groups.items() if any(group.busy.values())}
-    for is_pool in (False, True):
-        keys = [key for key in used if evidence.sums.groups[key].is_pool == is_pool]
-        if keys:
-            key = max(keys, key=used.__getitem__)
-            yield _limit_of_places(evidence, key, evidence.sums.groups[key])
+    most: dict[bool, tuple[float, Hashable, Group]] = {}
+    for key, group in evidence.sums.groups.items():
+        least = most[group.is_pool][0] if group.is_pool in most else 0.0
+        # Without its rounding first: there are many groups, and this is asked for each change that is tried.
+        if sum(group.busy.values()) > least * group.place_seconds and (used := round(group.utilisation, 2)) > least:
+            most[group.is_pool] = used, key, group
+    for _, key, group in sorted(most.values(), key=lambda each: each[2].is_pool):
+        yield _limit_of_places(evidence, key, group)
 
 
 def _limit_of_places(evidence: Evidence, key: Hashable, group: Group) -> Limit:
@@ -556,7 +561,7 @@ def _with_more(evidence: Evidence, found: Limit, node: NodeSum, key: Hashable, g
     opened = next((_short(reader.at) for reader in evidence.readers if reader.name == stream), "")
     at = {"map_each": _short(group.at), "max_in_flight": opened, "threads": "", "processes": ""}
     changes: Hashable = stream if bound == "max_in_flight" else key
-    more = Option(option, group.limit, changes, at.get(bound, of_node(node)))
+    more = Option(option, group.limit, changes, at[bound] if bound in at else of_node(node))
     if node.step.gathers:
         return _more_at_a_time(found, node, more)
     if bound == "processes" and group.limit >= _cores():

@@ -206,7 +206,7 @@ def _without_turns(evidence: Evidence) -> Evidence:
     holder = holding(evidence)
     factors: dict[Name, float] = {}
     for name, node in evidence.sums.nodes.items():
-        waits = node.timed.outside.hops or not node.step.holds_loop
+        waits = node.timed.outside.hops or (evidence.loop_delay_seconds and not node.step.holds_loop)
         if waits and node.busy_seconds and name != holder and not node.step.gathers:
             spent = TimeBreakdown.by(node, evidence)
             factors[name] = max(0.0, 1 - (spent.gil_seconds + spent.loop_seconds) / node.busy_seconds)

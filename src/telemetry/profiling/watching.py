@@ -34,8 +34,8 @@ _LEAST_PAUSE_SECONDS: Final = 0.001
 
 
 # For how long a look may keep the GIL from event loops at a time.
-_SLICE_SECONDS: Final = 0.004
-_PAUSE_SECONDS: Final = 0.0005
+_SLICE_SECONDS: Final = 0.001
+_PAUSE_SECONDS: Final = 0.001
 
 
 class Slices:
