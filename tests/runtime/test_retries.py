@@ -174,7 +174,7 @@ async def test_the_deadline_of_an_attempt_is_known_before_it_waits() -> None:
         return [first, ps.current().remaining_seconds()]
 
     found = await run(remaining, timeout_seconds=60)
-    assert all(seconds is not None and 0 < seconds <= 60 for seconds in found)
+    assert all(seconds is not None and 0 < seconds < 60.001 for seconds in found)  # of floats: (t + 60) - t
 
 
 def test_the_time_before_the_first_wait_counts() -> None:

@@ -34,8 +34,11 @@ class Asking:
         self._socket.connect(str(path))
         self._lines = self._socket.makefile("rb")
 
-    def ask(self, request: str, **more: object) -> Any:
+    def send(self, request: str, **more: object) -> None:
         self._socket.sendall(json.dumps({"version": 1, "request": request, **more}).encode() + b"\n")
+
+    def ask(self, request: str, **more: object) -> Any:
+        self.send(request, **more)
         return json.loads(self._lines.readline())[request]
 
     def look(self, **more: object) -> Any:
@@ -484,6 +487,27 @@ async def test_a_failure_in_a_body_counts_once_and_200_are_kept(path: Path) -> N
             failures = asking.look()["failures"]
     assert once["count"] == 1
     assert [(one["node"], one["count"]) for one in failures] == [("inner", 200)]
+
+
+async def test_a_look_that_takes_long_is_answered_less_often(path: Path) -> None:
+    def compute() -> list[tuple[str, str]]:
+        until = time.thread_time() + 0.03
+        while time.thread_time() < until:
+            pass
+        return []
+
+    def looks() -> list[float]:
+        with exposed(path) as asking:
+            found = [asking.look()["seconds"] for _ in range(3)]
+            asking.send("look")  # its answer would take a second more: the server ends without it
+            began = time.monotonic()
+        assert time.monotonic() - began < 1
+        return found
+
+    end = extension.tell_in_top(compute)
+    _, second, third = await asyncio.to_thread(looks)
+    end()
+    assert second < 1 < third
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")  # Python and JAX warn: the process has other threads

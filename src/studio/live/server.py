@@ -234,11 +234,11 @@ class Server:
     def _answer(self, client: socket.socket) -> None:
         """Answer the requests of a client until it leaves."""
         monitor, _ = self._clients[client]
-        looker = Looker()
+        looker, pace = Looker(), _Pace(client)
         try:
             with client.makefile("rb") as lines:
                 while (line := lines.readline(MAX_REQUEST_BYTES + 1)).endswith(b"\n"):
-                    client.sendall(_answered(line, monitor, looker, client))
+                    client.sendall(_answered(line, monitor, looker, pace))
                 if len(line) > MAX_REQUEST_BYTES:
                     client.sendall(refusal(f"a request is a line of at most {MAX_REQUEST_BYTES} bytes"))
         except OSError:
@@ -249,20 +249,51 @@ class Server:
             client.close()
 
 
-def _answered(line: bytes, monitor: Monitor, looker: Looker, client: socket.socket) -> bytes:
+def _answered(line: bytes, monitor: Monitor, looker: Looker, pace: "_Pace") -> bytes:
     try:
         asked = read_request(line)
         if asked.request == "drawing":
             return answer_drawing(monitor.drawing(asked.digest))
         if asked.request == "profile":
-            return answer_profile(_profile(asked.seconds, client))
-        with _without_collections():
+            return answer_profile(_profile(asked.seconds, pace.client))
+        with pace.look(), _without_collections():
             return answer(looker.look(monitor.snapshot(asked.matching), asked))
     except ProtocolError as error:
         return refusal(str(error))
     except Exception as error:  # noqa: BLE001 - a look that fails must not end the looks of other clients
         logs.warning("expose.look_failed", error=repr(error))
         return refusal(f"it could not be looked at: {error!r}")
+
+
+# A look at many busy steps takes longer than this, and is answered later the next time: looks take this share of the
+# time at most. A look that takes less is answered at once, also to a client that asks all the time, such as a test.
+_QUICK_SECONDS: Final = 0.02
+_MOST_SHARE: Final = 0.02
+_MOST_PAUSE_SECONDS: Final = 5.0  # clients wait for ten
+
+
+class _Pace:
+    """Has long looks of a client wait, so that they take a small share of the time.
+
+    Args:
+        client: the client.
+    """
+
+    def __init__(self, client: socket.socket) -> None:
+        self.client = client
+        self._is_first = True  # that looks at all scopes, and tells nothing of the next look
+        self._due = 0.0
+
+    @contextmanager
+    def look(self) -> Generator[None, None, None]:
+        """Wait until the next look is due, or the client leaves, and then take the time of the look."""
+        select([self.client], [], [], max(0.0, self._due - time.monotonic()))
+        began, before = time.monotonic(), time.thread_time()
+        yield
+        spent_seconds = time.thread_time() - before
+        if spent_seconds > _QUICK_SECONDS and not self._is_first:
+            self._due = began + min(spent_seconds / _MOST_SHARE, _MOST_PAUSE_SECONDS)
+        self._is_first = False
 
 
 @contextmanager
