@@ -8,6 +8,7 @@ import inspect
 import itertools
 import json
 import sys
+import time
 from collections.abc import AsyncIterable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, cast
@@ -79,6 +80,8 @@ async def _profile(calls: Any, seconds: float | None, taken: list[telemetry.Prof
                 if not limit.expired():  # a TimeoutError of the program
                     raise
         else:
+            if seconds is not None and not hasattr(calls, "__aiter__"):  # it may hold the loop for many calls
+                calls = _until(time.monotonic() + seconds, calls)
             # An item that fails is counted and logged, and the other items go on.
             async with engine.stream(calls, on_error="skip") as results:
                 draining = asyncio.create_task(_drain_after(seconds, results))
@@ -87,6 +90,10 @@ async def _profile(calls: Any, seconds: float | None, taken: list[telemetry.Prof
                         pass
                 finally:
                     draining.cancel()
+
+
+def _until(ends_at: float, calls: Iterable[Call[Any]]) -> Iterator[Call[Any]]:
+    return itertools.takewhile(lambda _: time.monotonic() < ends_at, calls)
 
 
 async def _drain_after(seconds: float | None, results: engine.Stream[Any]) -> None:

@@ -13,7 +13,7 @@ from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
     ".": Figures(lines=841, largest_file=422, slots=0, branches=9, broad_excepts=2),
-    "_cli": Figures(lines=391, largest_file=132, slots=0, branches=9, broad_excepts=0),
+    "_cli": Figures(lines=396, largest_file=137, slots=0, branches=9, broad_excepts=0),
     "actors": Figures(lines=7467, largest_file=538, slots=28, branches=38, broad_excepts=41),
     "advice": Figures(lines=785, largest_file=243, slots=0, branches=12, broad_excepts=0),
     "cluster": Figures(lines=1327, largest_file=315, slots=4, branches=13, broad_excepts=8),
@@ -23,7 +23,7 @@ LIMITS = {
     "engine": Figures(lines=14766, largest_file=599, slots=21, branches=21, broad_excepts=34),
     "saving": Figures(lines=1903, largest_file=558, slots=0, branches=20, broad_excepts=3),
     "serving": Figures(lines=1212, largest_file=297, slots=2, branches=18, broad_excepts=1),
-    "studio": Figures(lines=3025, largest_file=367, slots=0, branches=13, broad_excepts=1),
+    "studio": Figures(lines=3030, largest_file=367, slots=0, branches=13, broad_excepts=1),
     "telemetry": Figures(lines=3775, largest_file=487, slots=8, branches=15, broad_excepts=3),
     "testing": Figures(lines=513, largest_file=165, slots=1, branches=5, broad_excepts=2),
 }

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import socket
 import threading
 import time
@@ -487,6 +488,21 @@ async def test_a_failure_in_a_body_counts_once_and_200_are_kept(path: Path) -> N
             failures = asking.look()["failures"]
     assert once["count"] == 1
     assert [(one["node"], one["count"]) for one in failures] == [("inner", 200)]
+
+
+async def test_a_process_with_many_open_files_is_looked_at(path: Path) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < 1200:
+        pytest.skip("a process may open fewer than 1,200 files here")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 1200), most))
+    with contextlib.ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for one in (null, *[os.dup(null) for _ in range(1050)]):
+            files.callback(os.close, one)
+        with exposed(path) as asking:
+            assert (await asyncio.to_thread(asking.look))["process"] == os.getpid()
 
 
 async def test_a_look_that_takes_long_is_answered_less_often(path: Path) -> None:

@@ -15,6 +15,7 @@ from penstock.telemetry import NodeProfile, Verdict
 
 SHOP = """
 import asyncio
+import time
 import signal
 
 import penstock as ps
@@ -56,6 +57,12 @@ async def endless():
 
 async def main():
     await engine.run(fixed())
+
+
+def slowly():
+    while True:
+        time.sleep(0.02)  # as a source that reads or parses
+        yield search(1)
 
 
 async def forever():
@@ -127,6 +134,10 @@ def counts(run: Run, *arguments: str) -> dict[str, int]:
 )
 def test_it_runs_graphs_and_what_gives_calls(run: Run, arguments: list[str], calls: int) -> None:
     assert counts(run, *arguments) == {"fetch": calls, "decode": calls}
+
+
+def test_a_source_that_holds_the_loop_ends_after_some_seconds(run: Run) -> None:
+    assert 0 < counts(run, "shop:slowly", "--seconds", "0.2")["decode"] <= 11  # a call takes 20 ms to make
 
 
 @pytest.mark.parametrize("arguments", [["shop:endless"], ["shop:search", "--input", "3"]])

@@ -13,7 +13,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from select import select
+from select import POLLIN, poll
 from typing import Final
 from weakref import WeakSet
 
@@ -208,14 +208,14 @@ class Server:
             ours.close()
 
     def _serve(self) -> None:
-        while self._woken not in select([self._listener, self._woken], [], [])[0]:
+        while self._woken.fileno() not in _readable(None, self._listener, self._woken):
             try:
                 client, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 continue  # the client has left already
             except OSError as error:  # no descriptor, or no memory, for now
                 logs.warning("expose.not_accepted", error=repr(error))
-                select([self._woken], [], [], _RETRY_SECONDS)
+                _readable(_RETRY_SECONDS, self._woken)
                 continue
             client.setblocking(True)
             if len(self._clients) >= MAX_CLIENTS:
@@ -265,11 +265,20 @@ def _answered(line: bytes, monitor: Monitor, looker: Looker, pace: "_Pace") -> b
         return refusal(f"it could not be looked at: {error!r}")
 
 
-# A look at many busy steps takes longer than this, and is answered later the next time: looks take this share of the
-# time at most. A look that takes less is answered at once, also to a client that asks all the time, such as a test.
+# A look at many busy steps takes longer than this, and is answered later the next time: looks of a client take this
+# share of the time, unless the next one would have to wait for longer than the last number of seconds. A look that
+# takes less is answered at once, also to a client that asks all the time, such as a test.
 _QUICK_SECONDS: Final = 0.02
 _MOST_SHARE: Final = 0.02
-_MOST_PAUSE_SECONDS: Final = 5.0  # clients wait for ten
+_MOST_PAUSE_SECONDS: Final = 3.0  # a page takes a process for dead after five
+
+
+def _readable(for_seconds: float | None, *sockets: socket.socket) -> set[int]:
+    """Wait until one of some sockets can be read; returns the descriptors of those that can."""
+    waiting = poll()  # `select` refuses a descriptor of 1,024 or more
+    for one in sockets:
+        waiting.register(one, POLLIN)
+    return {descriptor for descriptor, _ in waiting.poll(None if for_seconds is None else for_seconds * 1000)}
 
 
 class _Pace:
@@ -287,7 +296,7 @@ class _Pace:
     @contextmanager
     def look(self) -> Generator[None, None, None]:
         """Wait until the next look is due, or the client leaves, and then take the time of the look."""
-        select([self.client], [], [], max(0.0, self._due - time.monotonic()))
+        _readable(max(0.0, self._due - time.monotonic()), self.client)
         began, before = time.monotonic(), time.thread_time()
         yield
         spent_seconds = time.thread_time() - before
@@ -325,7 +334,7 @@ def _profile(for_seconds: float, client: socket.socket) -> str:
     from ..page.page import page_of
 
     with profile() as recorded:
-        select([client], [], [], for_seconds)
+        _readable(for_seconds, client)
     return "".join(page_of(recorded))
 
 

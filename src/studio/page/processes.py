@@ -33,8 +33,9 @@ from .page import sentence
 # Five minutes.
 LOOKS: Final = 300
 PAUSE_SECONDS: Final = 1.0
-# A process that has not answered a look for so long is shown as one that does not.
-_SILENT_SECONDS: Final = 3.0
+# A process that has not answered a look for so long is shown as one that does not. After a look that took long, a
+# process answers the next one up to three seconds later.
+_SILENT_SECONDS: Final = 5.0
 # For how long a scope that a page has chosen is looked at beside the whole, after the page has asked for it last.
 _CHOSEN_SECONDS: Final = 5.0
 # Each has a connection of its own, and a process takes sixteen.
