@@ -1,1 +1,1 @@
-"""A package, so that a spawned process can import what a test module defines."""
+"""A package, so that a spawned process can import the names that a test module defines."""

@@ -1,4 +1,4 @@
-"""What holds for every test: both event loops, nothing left behind, as much effort as was asked for."""
+"""Settings and checks for every test: both event loops, no leaks, and the effort that the caller asks for."""
 
 import asyncio
 import gc
@@ -17,20 +17,20 @@ from pytest_asyncio import is_async_test
 from tests.leaks import Holdings, left_since, loop_errors
 from tests.tracing import Tracing
 
-# `make test-long` sets it: how many times more random examples and interleavings to try.
+# A factor for the number of random examples and interleavings; `make test-long` sets it.
 EFFORT = int(os.environ.get("PENSTOCK_TEST_EFFORT", "1"))
 
 # The gate tries the same examples every time, so that it never fails by luck; the long run looks for new ones.
 settings.register_profile("penstock", deadline=None, derandomize=EFFORT == 1, max_examples=50 * EFFORT, print_blob=True)
 settings.load_profile("penstock")
 
-# Hundreds of tests start a Python of their own. Where what is compiled may not be kept, each of them would compile the
-# package anew, which takes longer than most of these tests.
+# Hundreds of tests start a Python of their own. If Python may not write bytecode, each of these tests compiles the
+# package anew, which takes longer than most of them run.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Folders and files of what does the same on both loops: each of their tests runs on one. What waits there are threads,
-# other processes and devices, or nothing does.
+# Folders and files whose code does the same on both loops: each of their tests runs on one loop. Only threads, other
+# processes and devices wait there, or nothing waits.
 ON_ONE_LOOP = {
     "advice", "chat", "devices", "examples", "telemetry", "typing", "test_forks.py", "test_plan.py", "test_postgres.py",
     "test_process_nodes.py", "test_processes.py", "test_random_graphs.py", "test_redis.py", "test_runs.py",
@@ -49,8 +49,8 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Gives every `async def` test both loops; `@pytest.mark.asyncio(loop_factories=["uvloop"])` picks one.
 
-    Where Python has eager tasks, which run until they first wait before `create_task` returns, the tests of what starts
-    tasks run with them, too.
+    Tests of code that starts tasks also run with eager tasks, if Python has them (3.12). An eager task runs until it
+    first waits before `create_task` returns.
     """
     loops = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     starts_tasks = item.path.parent.name in {"runtime", "promises"} or "stream" in item.path.name
@@ -67,10 +67,11 @@ def _eager_loop() -> asyncio.AbstractEventLoop:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves to `make test-long` what a test shows on one loop and would only show again on the other.
+    """Leaves a test on its second loop to `make test-long` where it would only show the same again.
 
-    That is a test of what does the same on both, and a test with parameters: its cases take turns on the loops. All of
-    tests/promises run on both. A name decides which loop it is, so that it is the same one however tests are selected.
+    These are the tests of `ON_ONE_LOOP`, and tests with parameters, whose cases take turns on the loops. All tests in
+    tests/promises run on both loops. The name of the test decides its loop, so the loop is the same however tests are
+    selected.
     """
     for item in items:
         if not isinstance(item, pytest.Function) or not is_async_test(item) or item.path.parent.name == "promises":
@@ -87,7 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Makes what lives as long as the process, so that the first test to need it is not blamed for it."""
+    """Makes the objects that live as long as the process, so that no test is blamed for leaving them behind."""
     resource_tracker.ensure_running()  # one helper process of multiprocessing, with a pipe to it
     uvloop.new_event_loop().close()  # libuv's pipe for signals
 
@@ -100,7 +101,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def how_fast_the_machine_is_decides_nothing() -> Iterator[None]:
-    """Lets calls of one turn begin in that turn however long that takes, so that they meet in one batch."""
+    """Lets all calls of one turn of the loop begin in it, even on a slow machine, so that they form one batch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.actors.tasks.MOST_EAGER_SECONDS", 60.0)
         yield
@@ -110,13 +111,13 @@ def how_fast_the_machine_is_decides_nothing() -> Iterator[None]:
 def nothing_left_behind() -> Iterator[None]:
     """Fails a test that leaves a thread, a file descriptor or a child process, or an error that no one has seen.
 
-    It is set up before the event loop and checks after the loop was closed.
+    The fixture is set up before the event loop, and checks after the loop was closed.
     """
     with loop_errors() as errors:
         before = Holdings.now()
         yield
-        gc.collect()  # what tells of a task that nobody awaited is its finalizer
-        gc.freeze()  # what is loaded and compiled by now need not be looked at again, so the next collection is quick
+        gc.collect()  # the finalizer of a task logs that nobody awaited it
+        gc.freeze()  # the next collection skips modules that are loaded by now, so it is quick
         left = left_since(before)
     if left or errors:
         pytest.fail("\n  ".join(["the test left behind:", *left, *errors]), pytrace=False)
@@ -124,14 +125,14 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_task_left_behind(nothing_left_behind: None, request: pytest.FixtureRequest) -> None:
-    """Fails an async test that leaves a task; only those have a loop to look at."""
+    """Fails an async test that leaves a task; other tests have no loop."""
     if is_async_test(request.node):
         request.getfixturevalue("_tasks_end")
 
 
 @pytest.fixture
 def tracing() -> Iterator[Tracing]:
-    """Tracing that is set up for one test only."""
+    """Sets up tracing for one test only."""
     with Tracing.set_up() as found:
         yield found
 

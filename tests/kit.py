@@ -1,4 +1,4 @@
-"""What many tests are made of: nodes of one line, a node that waits at a gate, one with instances."""
+"""Parts of many tests: nodes of one line, a node that waits at a gate, and a stateful node."""
 
 import asyncio
 import threading
@@ -66,9 +66,8 @@ class Gauge:
     """Counts the handlers inside of a `with` block.
 
     Attributes:
-        now: how many are inside.
-        peak: how many were inside at most.
-        total: how many have come.
+        now: how many handlers are inside. peak: the highest value that `now` has had. total: how many handlers have
+        entered.
     """
 
     def __init__(self) -> None:
@@ -87,10 +86,8 @@ class Gate:
     """Holds handlers back until a test opens the gate: on the event loop with `wait`, in a thread with `block`.
 
     Attributes:
-        came: the items that have come, in their order.
-        gone: the items that were let through, in their order.
-        cancelled: the items that were cancelled at the gate.
-        gauge: how many items are at the gate.
+        came: the items that have come to the gate, in this order. gone: the items that were let through, in this order.
+        cancelled: the items that were cancelled at the gate. gauge: how many items are at the gate.
     """
 
     def __init__(self) -> None:
@@ -113,7 +110,7 @@ class Gate:
         self._opened_for_threads.clear()
 
     async def has(self, count: int = 1) -> None:
-        """Waits until so many items have come."""
+        """Waits until `count` items have come to the gate."""
         self._loop = asyncio.get_running_loop()
         while len(self.came) < count:
             self._changed.clear()
@@ -157,7 +154,7 @@ class Gate:
         return make(held)
 
     def graph(self, **policy: Any) -> ps.Graph[[Any], Any]:
-        """Returns a graph of such a node alone."""
+        """Returns a graph that calls one node, which waits at the gate."""
         return ps.graph(self.node(**policy))
 
 

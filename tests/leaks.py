@@ -1,4 +1,4 @@
-"""What a process holds that a test could leave behind: threads, file descriptors, child processes."""
+"""Threads, file descriptors and child processes of this process: a test must not leave any of them behind."""
 
 import gc
 import logging
@@ -16,7 +16,7 @@ THREADS_OF_PROCESS = Path("/proc/self/task")
 
 @dataclass(frozen=True)
 class Holdings:
-    """What this process holds at one moment."""
+    """The threads, descriptors and children of this process at one moment."""
 
     threads: frozenset[threading.Thread]
     descriptors: dict[int, str]
@@ -27,8 +27,8 @@ class Holdings:
         return cls(frozenset(threading.enumerate()), open_descriptors(), child_processes())
 
     def added_since(self, before: "Holdings") -> list[str]:
-        """Names what is here and was not there before."""
-        # A foreign thread that once called Python shows as a dummy for as long as it lives: not ours to end.
+        """Names the threads, descriptors and children that were added since `before`."""
+        # A foreign thread that once called Python shows as a dummy for as long as it lives. No test could end it.
         threads = [thread for thread in self.threads - before.threads if not thread.name.startswith("Dummy-")]
         return [
             *(f"thread {thread.name!r}" for thread in threads),
@@ -42,7 +42,7 @@ class Holdings:
 
 
 def left_since(before: Holdings, patience_seconds: float = 0.5) -> list[str]:
-    """Names what is still held; waits only while there is something, because threads and children end in their time."""
+    """Names what was added since `before` and is still there; waits at most `patience_seconds` for it to end."""
     left = Holdings.now().added_since(before)
     give_up = time.monotonic() + patience_seconds
     while left and time.monotonic() < give_up:
@@ -53,12 +53,12 @@ def left_since(before: Holdings, patience_seconds: float = 0.5) -> list[str]:
 
 
 def open_descriptors() -> dict[int, str]:
-    """Returns what each open descriptor of this process points to; sockets and pipes carry their number there."""
+    """Returns the target of each open descriptor of this process; that of a socket or pipe contains its number."""
     found: dict[int, str] = {}
     for link in DESCRIPTORS.iterdir() if DESCRIPTORS else ():
         try:
             found[int(link.name)] = str(link.readlink())
-        except OSError:  # the descriptor that read the folder is gone by now, or no link tells (macOS)
+        except OSError:  # the descriptor that read the folder is closed by now, or the system has no such links (macOS)
             continue
     return found
 
@@ -90,10 +90,10 @@ class _Records(logging.Handler):
 
 @contextmanager
 def loop_errors() -> Iterator[list[str]]:
-    """Collects what event loops report to nobody in particular.
+    """Collects the errors that event loops log because no caller gets them.
 
-    Both asyncio and uvloop log there what a callback raised, "Task was destroyed but it is pending" and "exception was
-    never retrieved". A test that means to cause one of these installs its own handler on its loop.
+    Both asyncio and uvloop log an error of a callback, "Task was destroyed but it is pending" and "exception was never
+    retrieved". A test that means to cause one of these errors installs its own handler on its loop.
     """
     records = _Records()
     logger = logging.getLogger("asyncio")

@@ -1,4 +1,4 @@
-"""The loops on which state machines are run; a seeded one runs what is due in a random order."""
+"""The loops on which state machines are run; the seeded loop runs callbacks that are due in a random order."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ LOOPS: dict[str, Callable[[int], asyncio.AbstractEventLoop]] = {
     "seeded": SeededLoop,
 }
 
-# One of them in `make test`: the orders in which the others run what is due are among those of the seeded one.
+# `make test` runs the seeded loop alone: it can run callbacks in every order in which the two others run them.
 by_loop = pytest.mark.parametrize(
     "loop", [*(pytest.param(loop, marks=pytest.mark.long) for loop in ("asyncio", "uvloop")), "seeded"]
 )

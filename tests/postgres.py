@@ -1,4 +1,4 @@
-"""A server of PostgreSQL that tests start, kill and restart; it has a socket in a folder of its own, and no port."""
+"""A PostgreSQL server that tests start, kill and restart; it listens on a socket in its own folder, and on no port."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ import pytest
 
 from tests.packages import needs_package
 
-# Debian has the programs of a server in a folder for its version, and not on the path.
+# Debian keeps the programs of a server in a folder for its version, which is not on the path.
 FOLDERS = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
 PG_CTL = shutil.which("pg_ctl", path=os.pathsep.join([*map(str, FOLDERS[::-1]), os.environ.get("PATH", "")]))
 needs_postgres = needs_package("postgresql", PG_CTL)
@@ -23,12 +23,12 @@ psycopg: Any = pytest.importorskip("psycopg", reason='needs psycopg: pip install
 
 
 class Server:
-    """A server with a socket in a folder of its own, and no port."""
+    """A server that listens on a socket in its own folder, and on no port."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.databases = count()
-        # A server refuses to run as root; Debian's package has made this user.
+        # PostgreSQL refuses to run as root; Debian's package has made the user "postgres".
         self.user = "postgres" if os.geteuid() == 0 else None
         if self.user is not None:
             shutil.chown(folder, self.user)
@@ -43,17 +43,17 @@ class Server:
         )  # fmt: skip
 
     def start(self) -> None:
-        # What is killed here is the server and not the machine, so nothing has to reach the disk.
+        # Tests kill the server and not the machine, so its writes need not reach the disk.
         self.control("-w", "-o", f"-k {self.folder} -c listen_addresses= -c fsync=off", "start")
 
     def kill(self) -> None:
-        """Kills the server, as if for want of memory: its sessions end when they notice."""
+        """Kills the server as the kernel does when memory is short; its sessions end when they notice."""
         pid = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
         os.kill(pid, signal.SIGKILL)
 
     def restart(self) -> None:
         while True:
-            with suppress(subprocess.CalledProcessError):  # until the sessions of the one that was killed have ended
+            with suppress(subprocess.CalledProcessError):  # until the sessions of the killed server have ended
                 return self.start()
 
     def stop(self) -> None:
@@ -68,7 +68,7 @@ class Server:
         return f"postgresql://penstock@/{database}?host={self.folder}"
 
     def new_database(self) -> str:
-        """Makes a database, and returns how to connect to it."""
+        """Makes a database, and returns its connection string."""
         name = f"test{next(self.databases)}"
         self.execute(f"CREATE DATABASE {name}")
         return self.dsn(name)
@@ -76,7 +76,7 @@ class Server:
 
 @contextmanager
 def postgres_server() -> Generator[Server]:
-    folder = Path(tempfile.mkdtemp(prefix="pg"))  # the path of a socket may have a hundred characters
+    folder = Path(tempfile.mkdtemp(prefix="pg"))  # short: a socket's path may have some 100 characters
     server = Server(folder)
     try:
         yield server

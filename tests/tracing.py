@@ -1,4 +1,4 @@
-"""Tracing in memory: a provider for one test, and what it has recorded."""
+"""Tracing in memory: a provider for one test, and the spans that it has recorded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +16,10 @@ from penstock.telemetry import spans as tracer
 
 
 class Switch(Sampler):
-    """Samples while it is on, so that one provider, of which a process has only one, serves all tests."""
+    """Samples every span while `is_on` is true, and no span otherwise; `root` samples spans without a parent."""
 
     is_on = True
-    root: Sampler | None = None  # then parents decide, and this one where there is none
+    root: Sampler | None = None  # if set, the parent span decides, and this sampler decides for spans without a parent
 
     def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:
         chosen = ALWAYS_ON if self.is_on else ALWAYS_OFF
@@ -30,7 +30,7 @@ class Switch(Sampler):
 
 
 class Recorder(SpanProcessor):
-    """Counts what was started and not ended."""
+    """Keeps the spans that were started and have not ended."""
 
     def __init__(self) -> None:
         self.open: dict[int, str] = {}
@@ -43,7 +43,7 @@ class Recorder(SpanProcessor):
 
 
 class Tracing:
-    """The provider of this module, and what it has seen."""
+    """A provider, and the spans that it has recorded."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
@@ -56,11 +56,11 @@ class Tracing:
     @classmethod
     @contextmanager
     def set_up(cls) -> Iterator["Tracing"]:
-        """Sets it up for a while."""
+        """Makes this provider the provider of the process for the length of a `with` block."""
         found = cls()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(trace, "_TRACER_PROVIDER", found.provider)
-            # The tracer of the package found its provider at an earlier test, and would keep it.
+            # The tracer of the package may have found its provider in an earlier test, and would keep using it.
             patch.setattr(tracer, "_tracer", found.provider.get_tracer(names.INSTRUMENTATION))
             yield found
             found.provider.shutdown()

@@ -1,4 +1,5 @@
-"""Random graph functions: a program as data, its source, and what it calls if the passes keep their promises."""
+"""Random graph functions: a program as data, its source, and the calls that it makes if the passes keep their
+promises."""
 
 import itertools
 from collections import Counter
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 @dataclass(frozen=True)
 class Kind:
-    """A node: what it computes of numbers and containers of them, and what it declares."""
+    """A node: its function of numbers and containers of numbers, and its declared options."""
 
     compute: Any
     arity: int = 2
@@ -46,7 +47,7 @@ KINDS: dict[str, Kind] = {
     "pure_mix": Kind(lambda a, b: total((b, a)), pure=True),
     "pair": Kind(lambda a: (total(a), (total(a) * 5) % 97), 1, is_async=False),
 }
-# What control flow needs: nodes as well.
+# # Nodes that control flow calls.
 HELPERS: dict[str, Kind] = {
     "odd": Kind(lambda a: total(a) % 2, 1),
     "branch": Kind(lambda a, count: total(a) % count, is_async=False),
@@ -54,13 +55,13 @@ HELPERS: dict[str, Kind] = {
     "unfinished": Kind(lambda state: state[0] < 3, 1),
     "counted": Kind(lambda a: a + 1, 1, is_async=False),
 }
-# How many bodies, at least and at most.
+# # The least and the largest number of bodies of each control flow function.
 BODIES = {"cond": (2, 2), "switch": (1, 3), "while_loop": (1, 1), "map_each": (1, 1)}
 
 
 @dataclass(frozen=True)
 class Var:
-    """A variable, or with `item` a part of one that is a pair."""
+    """A variable; with `item`, one member of a variable that is a pair."""
 
     name: str
     item: int | None = None
@@ -79,9 +80,9 @@ Operand: TypeAlias = Var | Box | int
 
 @dataclass(frozen=True)
 class Line:
-    """`target = function(operands)`, or control flow: what decides, if something does, what it works on, its bodies.
+    """`target = function(operands)`, or control flow with its condition (if it has one), its operand and its bodies.
 
-    A line that is late is called here, and awaited behind the line that follows, if that does not read it.
+    A late line is called here. It is awaited after the next line, if the next line does not read its value.
     """
 
     target: str
@@ -93,7 +94,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Program:
-    """Lines and a result, of parameters."""
+    """A function as data: its parameters, lines and result."""
 
     name: str
     parameters: tuple[str, ...]
@@ -106,7 +107,7 @@ class Program:
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    """A graph of two numbers."""
+    """Programs of two numbers."""
     return _program(draw, "g", ("x", "y"), (), 2, draw(st.integers(0, 9)))
 
 
@@ -118,7 +119,7 @@ def _program(
     lines: list[Line] = []
     for number in range(size):
         function = draw(st.sampled_from([*KINDS, *(BODIES if depth else ())]))
-        if lines and draw(st.integers(0, 4)) == 0:  # the same call once more
+        if lines and draw(st.integers(0, 4)) == 0:  # repeat an earlier call
             line = replace(draw(st.sampled_from([*lines, lines[-1]])), target=f"{name}_{number}")
             line = line if not line.bodies else Line(line.target, "note", line.operands[:1])
         elif function in KINDS:
@@ -179,7 +180,7 @@ def _function(program: Program) -> list[str]:
 
 
 def in_order(program: Program) -> Iterator[tuple[Line, tuple[Line, ...]]]:
-    """The lines as plain Python runs them, each with the lines that are called before it and awaited later."""
+    """The lines in the order of plain Python, each with the lines that are called before it and awaited after it."""
     lines = list(program.lines)
     for at in range(len(lines) - 1):
         line, following = lines[at], lines[at + 1]
@@ -208,7 +209,7 @@ def _right_side(line: Line) -> str:
         case "while_loop":
             return f"(await ps.while_loop(unfinished, {line.target}_step, (0, {operands[0]})))[1]"
         case "map_each":
-            one_by_one = ", concurrency=1" * is_ordered(line)  # or the effects of its items would have no order
+            one_by_one = ", concurrency=1" * is_ordered(line)  # at a time, so that effects of items have an order
             return f"await ps.map_each({bodies}, await upto({operands[0]}){one_by_one})"
         case function:
             return f"{'await ' * KINDS[function].is_async}{function}({', '.join(operands)})"
@@ -229,7 +230,7 @@ def _text(operand: Operand) -> str:
 
 
 class Oracle:
-    """Computes a program in plain Python, with the calls that the passes leave.
+    """Computes a program in plain Python, and makes only the calls that the passes keep.
 
     Attributes:
         calls: how often each node was called.
@@ -249,7 +250,7 @@ class Oracle:
         """
         values = dict(given)
         first: dict[object, str] = {}
-        equal: dict[str, str] = {}  # a merged call, and the one that stands for it
+        equal: dict[str, str] = {}  # a merged call: the earlier call that replaces it
         live = _live(program, is_awaited=is_awaited) if self.with_passes else None
         awaited = {line.target for line, effect in _with_effects_behind(program, is_awaited=is_awaited) if effect}
         for line in program.lines:
@@ -266,7 +267,7 @@ class Oracle:
         return _value(program.result, values)
 
     def compute(self, line: Line, args: list[Any], values: Mapping[str, Any], *, is_awaited: bool) -> Any:
-        is_awaited = is_awaited or (line.function == "while_loop" and is_ordered(line))  # by the next iteration
+        is_awaited = is_awaited or (line.function == "while_loop" and is_ordered(line))  # the next iteration awaits
 
         def body(index: int, value: Any) -> Any:
             inner = line.bodies[index]
@@ -293,7 +294,7 @@ class Oracle:
 
 
 def _live(program: Program, *, is_awaited: bool) -> set[str]:
-    """The lines whose value is read, that have an effect, or that have an ordered effect behind them."""
+    """The targets of lines whose value is read, that have an effect, or that come before an ordered effect."""
     live = set(_names(program.result))
     for line, effect in _with_effects_behind(program, is_awaited=is_awaited):
         if line.target in live or _has_effect(line) or effect:
@@ -302,7 +303,7 @@ def _live(program: Program, *, is_awaited: bool) -> set[str]:
 
 
 def _with_effects_behind(program: Program, *, is_awaited: bool) -> Iterator[tuple[Line, bool]]:
-    """The lines, the last one first, and whether an ordered effect is behind each."""
+    """The lines in reverse order, and whether an ordered effect comes after each line."""
     for line in reversed([line for line, _ in in_order(program)]):
         yield line, is_awaited
         is_awaited = is_awaited or is_ordered(line)

@@ -1,4 +1,4 @@
-"""Admission against plain lists: who holds a place, who waits, who is refused, and what the measured rate says."""
+"""Admission against plain lists: which callers hold a place, wait or are refused, and which rate is measured."""
 
 import asyncio
 import sys
@@ -27,7 +27,7 @@ from tests.loops import LOOPS, by_loop
 
 
 class HandClock:
-    """What admission asks of a loop, with a clock that tests move."""
+    """The part of an event loop that admission uses, with a clock that tests move."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.create_future = loop.create_future
@@ -46,7 +46,7 @@ class Caller:
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """Callers come, hold a place, leave, give up; the loop runs only when a rule lets it."""
+    """Callers come, hold a place, leave and give up; the loop runs only when a rule lets it run."""
 
     new_loop: Callable[[int], asyncio.AbstractEventLoop]
 
@@ -63,9 +63,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.admission = Admission(cast(asyncio.AbstractEventLoop, self.clock), max_in_flight, max_queue)
         self.in_flight = self.holding = self.refused = self.admitted = 0
         self.line: list[Caller] = []
-        self.left = 0  # of the calls that were in flight when all places were taken
-        self.held = 0.0  # seconds for which places were held since one of these ended
-        self.together: list[tuple[float, int]] = []  # calls that ended together, and how long that took, newest first
+        self.left = 0  # calls still in flight since all places were taken
+        self.held = 0.0  # seconds for which places were held since such a call ended
+        self.together: list[tuple[float, int]] = []  # seconds, and calls that ended together; newest first
         self.callers: dict[asyncio.Task[None], Caller] = {}
 
     @rule(
@@ -169,7 +169,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         return pytest.approx(calls * self.mean_seconds()) if self.together else None
 
     def mean_seconds(self) -> float:
-        """Of the calls so far, each counting a little less than those that ended after it."""
+        """The mean seconds of a call; a call counts a little less than the calls that ended after it."""
         fade = 1 - 1 / max(10, 2 * self.max_in_flight)
         weight, weighted_seconds, weighted_calls = 1.0, 0.0, 0.0
         for age, (seconds, calls) in enumerate(self.together):
@@ -236,8 +236,8 @@ async def test_the_rate_of_calls_that_begin_and_end_together_is_that_of_a_round(
         clock.now += 2.0
         for _ in range(32):
             entrance.release()
-            assert entrance.reserve_nowait()  # the next one begins at once
-    assert entrance.statistics().calls_per_second == pytest.approx(16)  # 32 in two seconds
+            assert entrance.reserve_nowait()  # a place is free at once
+    assert entrance.statistics().calls_per_second == pytest.approx(16)  # 32 calls in two seconds
 
 
 @pytest.mark.parametrize("together", [1, 2, 16])
@@ -251,7 +251,7 @@ async def test_the_rate_is_right_when_places_are_filled_again_later(together: in
         for _ in range(together):
             entrance.release()
             clock.now += 0.000_01
-        if together == 16:  # the service is idle, for however long
+        if together == 16:  # the service is idle for `pause` seconds
             clock.now += pause
         for _ in range(together):
             assert entrance.reserve_nowait()
@@ -270,7 +270,7 @@ async def test_the_rate_of_a_service_whose_callers_take_a_moment_to_come_back_is
         assert entrance.reserve_nowait()
         clock.now += 0.01
         assert entrance.reserve_nowait()
-    # It does 67, and would do more if its places were never free.
+    # # The service completes 67 calls a second; it would complete more if none of its places were ever free.
     assert entrance.statistics().calls_per_second == pytest.approx(80, rel=0.05)
 
 
@@ -304,7 +304,7 @@ async def test_who_gives_up_on_being_admitted_passes_the_place_on_and_is_no_call
     assert entrance.statistics().in_flight == 1
     assert entrance.statistics().calls_per_second == pytest.approx(1 / 5)
     clock.now += 3
-    entrance.release()  # five seconds after the one before
+    entrance.release()  # five seconds after the call before
     assert entrance.statistics().calls_per_second == pytest.approx(1 / 5)
 
 
@@ -363,11 +363,11 @@ class FairCaller:
 
 @dataclass(eq=False)
 class PlainKey:
-    """What one key has had, written down call by call."""
+    """The record of one key, call by call."""
 
     weight: float
     waiting: list[FairCaller] = field(default_factory=list[FairCaller])
-    began: list[float] = field(default_factory=list[float])  # of the calls that hold a place; which is which is alike
+    began: list[float] = field(default_factory=list[float])  # begins of the calls that hold a place, in any order
     held: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     expected: float = 0.0
     start: float = 0.0
@@ -378,9 +378,9 @@ class PlainKey:
 
 
 class FairAdmissionMachine(RuleBasedStateMachine):
-    """Callers of four keys come, hold a place, leave and give up; a model without heaps, laziness or forgetting looks.
+    """Callers of four keys come, hold a place, leave and give up. The model has no heaps, and forgets nothing.
 
-    Where keys are level, the model takes what the implementation has chosen.
+    If several keys have the lowest level, the model follows the choice of the implementation.
     """
 
     new_loop: Callable[[int], asyncio.AbstractEventLoop]
@@ -400,7 +400,7 @@ class FairAdmissionMachine(RuleBasedStateMachine):
         self.keys = {name: PlainKey(weight) for name, weight in WEIGHTS.items()}
         self.callers: list[FairCaller] = []
         self.period, self.period_began, self.level_of_last = 0, 0.0, 0.0
-        self.may_look = True  # at all keys, for who is furthest over its share
+        self.may_look = True  # whether a refusal looks for the key furthest over its share
 
     # The model.
 
@@ -453,7 +453,7 @@ class FairAdmissionMachine(RuleBasedStateMachine):
         self.changed(key)
 
     def next_key(self) -> PlainKey | None:
-        """Return the key that has got the place, after a look at whether it was a lowest one."""
+        """Return the key that has got the place, and check that its level was one of the lowest."""
         competing = [key for key in self.keys.values() if key.competes]
         taken = [self.keys[cast(str, one.key)] for one in self.admission.statistics().keys
                  if one.in_flight > len(self.keys[cast(str, one.key)].began)]  # fmt: skip
@@ -564,7 +564,7 @@ class FairAdmissionMachine(RuleBasedStateMachine):
         key = self.next_key()
         if key is not None:
             following = self.admitted(key)
-            if gives_up:  # it is admitted and cancelled in the same turn of the loop
+            if gives_up:  # the caller is admitted and cancelled in the same turn of the loop
                 assert following.task is not None
                 following.task.cancel()
                 self.settle()
@@ -575,7 +575,7 @@ class FairAdmissionMachine(RuleBasedStateMachine):
                     following = self.admitted(key)
             self.settle()
             assert key is None or following.state == "holding"
-        self.time_passes(0.001)  # what calls are expected to take has changed
+        self.time_passes(0.001)  # the expected time of calls has changed
 
     @precondition(lambda self: self.of_state("waiting"))
     @rule(number=st.integers(0, 10))
@@ -608,7 +608,7 @@ class FairAdmissionMachine(RuleBasedStateMachine):
             held = sum(end - begin for begin, end in key.held) + sum(self.clock.now - begin for begin in key.began)
             assert one.held_seconds == pytest.approx(held)
             assert one.in_flight <= self.most
-            assert not self.free or not key.waiting or one.in_flight == self.most  # nobody waits for nothing
+            assert not self.free or not key.waiting or one.in_flight == self.most  # no idle place
 
     def teardown(self) -> None:
         try:
@@ -670,10 +670,10 @@ def test_a_tenant_with_few_calls_waits_for_its_own_share_and_not_for_the_queue_o
                 callers.create_task(call("b"))
 
     run_virtual(main, timeout_seconds=10_000)
-    # Its share is two places: its own queue over that, and what is under way when it comes.
+    # # The share of the key is two places: it waits for its own queue, and for the calls in flight when it comes.
     assert waits == sorted(waits)
     assert all(wait <= number / 2 + 0.75 for number, wait in enumerate(waits))
-    assert waits[-1] > 2  # it has to share
+    assert waits[-1] > 2  # it shares the places
 
 
 @pytest.mark.parametrize("weight", [1, 3])
@@ -794,15 +794,15 @@ async def test_a_key_has_no_more_places_and_no_longer_queue_than_it_may() -> Non
         assert in_flight_of(service) == {"a": 2}
         with pytest.raises(Overloaded, match="1 of them of key 'a'"):
             await service("a", 1.0)
-        assert await service("b", 0.5) == 0.5  # there are places for others
+        assert await service("b", 0.5) == 0.5  # other keys have free places
         await first[0]
         await wait_quiescent()
         assert in_flight_of(service) == {"a": 1, "b": 0}
         more = [asyncio.create_task(service("a", 5.0)) for _ in range(3)]
         with pytest.raises(Overloaded) as refused:
             await more.pop()
-        # Two calls stand before it, and a call takes a second.
-        assert refused.value.retry_after_seconds is None  # all places were never taken: nothing was measured
+        # # Two calls are queued before this call, and a call takes a second.
+        assert refused.value.retry_after_seconds is None  # never full, so no rate was measured
         await asyncio.gather(*first, *more)
 
 
@@ -905,7 +905,7 @@ async def test_a_call_without_a_key_fails_and_is_counted(key: Callable[[Any], Ha
 
 
 class Named:
-    """A key whose hash changes with its name; without one, it has none."""
+    """A key whose hash changes with its name; without a name, `hash` raises an error."""
 
     def __init__(self, name: str) -> None:
         self.name: str | None = name
@@ -964,7 +964,7 @@ async def test_an_item_without_a_key_fails_alone() -> None:
 
 
 def calls_of_python(refusals: int, tenants: int) -> int:
-    """Return how many functions of Python run while a deployment refuses calls, whose queue is full of many tenants."""
+    """Return how many Python functions run while a deployment with a full queue of many tenants refuses calls."""
     counted = 0
 
     def count(*_: object) -> None:

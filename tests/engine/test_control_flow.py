@@ -1,4 +1,4 @@
-"""cond, switch, while_loop and map_each, inside each other, traced and just called."""
+"""cond, switch, while_loop and map_each: nested, traced, and called as plain functions."""
 
 import asyncio
 import functools
@@ -309,7 +309,7 @@ async def plain(x: int) -> int:
     return x
 
 
-# With what stands in the error.
+# # Each with the text of its error.
 MISUSES = [
     ("ps.cond(True, total(1), total, x)", "ps.cond(predicate, then, otherwise, operand) got then=<Call of graph total",
      "without calling it"),

@@ -1,4 +1,4 @@
-"""`stream.drain()`: the source gives no more, what is in flight is finished, and the reader's loop ends."""
+"""`stream.drain()`: the source gives no more items, items in flight finish, and the reader's loop ends."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ from tests.kit import Gate, model, numbers, same, virtual
 
 
 class Drained(Gate):
-    """A graph whose items wait at a gate, and sources that say what was taken from them and whether they closed."""
+    """A graph whose items wait at a gate, and sources that count the items taken and say whether they closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ async def test_what_is_in_flight_is_finished_and_the_loop_ends(
             assert gate.taken == 5
             assert not any(drain.done() for drain in drains)
             gate.open()
-            assert await asyncio.gather(*drains) == [0, 0]  # without a reader; the second one waits for the first
+            assert await asyncio.gather(*drains) == [0, 0]  # no reader; the second drain waits for the first
             assert [outcome.value async for outcome in stream.outcomes()] == list(range(5))
             assert stream.position == 5
 
@@ -223,7 +223,7 @@ def test_a_cancel_at_any_step_leaves_nothing() -> None:
 
 
 def test_every_call_that_was_taken_has_one_outcome(effort: int) -> None:
-    """At random moments, with sources of several graphs that wait or do not, places, inboxes and readers."""
+    """Streams drain at random moments, with random sources, places, inboxes and readers."""
 
     async def main(seed: int) -> None:
         rng = random.Random(seed)

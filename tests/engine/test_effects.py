@@ -1,4 +1,5 @@
-"""Effects keep the order of the source: what waits for what, what stays, and what is refused."""
+"""Effects keep the order of the source: which steps wait, which steps stay in the plan, and which graphs are
+refused."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,7 +21,7 @@ done: list[str] = []
 @pytest.fixture(autouse=True)
 def _nothing_done() -> Iterator[None]:
     done.clear()
-    with structlog.testing.capture_logs():  # of steps that are dead
+    with structlog.testing.capture_logs():  # warnings about dead steps
         yield
 
 
@@ -312,7 +313,7 @@ def test_what_is_before_an_effect_is_not_dead() -> None:
     @ps.graph
     async def graph(x: str) -> str:
         _ = await slow(x)
-        _ = count(x)  # plain Python would not begin with it
+        _ = count(x)  # not awaited: plain Python would not start it
         await book(x)
         _ = await slow(x)
         return x

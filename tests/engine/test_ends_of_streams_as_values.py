@@ -15,7 +15,7 @@ from tests.kit import SCHEDULERS, Gauge, Scheduler, same, virtual
 
 
 class Source:
-    """An endless generator that counts what it gives, and how it is opened and closed."""
+    """An endless generator that counts the values it gives, and how often it is opened and closed."""
 
     def __init__(self, **policy: Any) -> None:
         self.given = 0
@@ -48,7 +48,7 @@ class Source:
 
 
 async def read(stream: engine.Stream[int], got: list[int] | None = None) -> list[int]:
-    """Reads a stream to its end; `got` has what came before an error."""
+    """Reads a stream to its end; `got` keeps the values that came before an error."""
     got = [] if got is None else got
     async with stream as values:
         async for value in values:
@@ -59,13 +59,13 @@ async def read(stream: engine.Stream[int], got: list[int] | None = None) -> list
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize(("capacity", "fewest"), [(1, 1), (4, 4), (16, 13)])
 async def test_a_slow_reader_holds_its_producer_back(scheduler: Scheduler, capacity: int, fewest: int) -> None:
-    """The producer goes on once a quarter of the room is free."""
+    """The producer goes on as soon as a quarter of its buffer is free."""
     source = Source(capacity=capacity)
     async with engine.stream(source.graph(), scheduler=scheduler) as values:
         for number in range(20):
             assert await anext(values) == number
             await testing.wait_quiescent()
-            assert source.given <= number + 1 + capacity + 1  # those that are held, and the one that waits for room
+            assert source.given <= number + 1 + capacity + 1  # buffered values, and one that waits for room
             assert fewest <= values.statistics().in_flight <= capacity
     assert source.closed == 1
 
@@ -110,7 +110,7 @@ async def test_a_reader_that_ends_early_closes_the_generator(scheduler: Schedule
 
     @ps.node
     async def some(numbers: AsyncIterator[int]) -> int:
-        kept.append(numbers)  # so it is its end that closes the stream, and not that it is dropped
+        kept.append(numbers)  # the reader's end must close the stream, not its deletion
         total = await anext(numbers) + await anext(numbers)
         if how == "raises":
             raise LookupError("enough")
@@ -296,7 +296,7 @@ async def test_the_deadline_covers_the_whole_stream() -> None:
     source = Source()
     values = engine.stream(source.graph(), timeout_seconds=3)
     assert await anext(values) == 0
-    await asyncio.sleep(4)  # a slow reader: what it has not read when the time is over is dropped
+    await asyncio.sleep(4)  # a slow reader: values that it has not read by the deadline are dropped
     with pytest.raises(ps.DeadlineExceeded):
         await anext(values)
     assert source.closed == 1
@@ -330,7 +330,7 @@ async def test_a_dropped_stream_frees_its_place() -> None:
         assert await anext(values) == 0
         del values
         async with service.stream(source.graph()) as others:
-            await others.wait_started()  # which waits for the place
+            await others.wait_started()  # waits for the only place
         assert source.closed == 2
         statistics = service.statistics()
         assert (statistics.cancelled, statistics.admission.in_flight) == (2, 0)
@@ -348,7 +348,7 @@ async def test_a_server_whose_client_leaves_cancels_the_task_and_closes_nothing(
     async with engine.deploy(source.graph, max_in_flight=1) as service:
 
         async def respond() -> None:
-            """What Starlette does: the task that iterates is cancelled, `aclose` is never called."""
+            """Read as Starlette does: the task that iterates is cancelled, and `aclose` is never called."""
             tokens = service.stream(source.graph())
             await tokens.wait_started()
             async for token in tokens:

@@ -1,4 +1,4 @@
-"""Events out of a graph: who may emit, what the reader sees and when, and how both sides end."""
+"""Events out of a graph: which code may emit, which events the reader sees and when, and how both sides end."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ async def seen(stream: engine.EventStream[Progress, Any]) -> list[int]:
     return [event.value.done async for event in stream]
 
 
-# What a reader gets.
+# # The events that a reader gets.
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -284,7 +284,7 @@ async def test_a_graph_that_gives_a_stream_has_no_result() -> None:
             await items.result()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
-# Of calls that go on after a restart.
+# # Events of calls that go on after a restart.
 
 
 @pytest.mark.parametrize("is_deployed", [False, True])
@@ -350,7 +350,7 @@ async def test_what_a_checkpointed_stream_emits_comes_again_after_a_restart(tmp_
         engine.stream(one(1), events=Progress, checkpoint=ps.Checkpoint(tmp_path))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-# Bounds, and order.
+# # Bounds and order of events.
 
 
 @pytest.mark.parametrize("capacity", [None, 1, 5])
@@ -451,7 +451,7 @@ async def test_emitters_that_wait_for_room_are_let_in_in_the_order_in_which_they
         assert [event.value async for event in events] == list(range(20))
 
 
-# Who may emit.
+# # Code that may emit, and code that may not.
 
 
 @ps.node
@@ -554,7 +554,7 @@ async def test_a_call_of_one_value_without_events_is_refused_and_says_how_to_rea
             service.stream(in_thread(1), events=Progress)
 
 
-# Nobody reads, and after the outcome.
+# # Events without a reader, and events after the outcome.
 
 
 @pytest.mark.parametrize("graph", [one, in_thread], ids=lambda graph: graph.name)
@@ -627,7 +627,7 @@ async def test_an_item_that_was_cancelled_emits_nothing_more() -> None:
             await anext(events)
 
 
-# How it ends.
+# # Ends of calls and of their events.
 
 
 async def test_the_error_of_the_call_comes_after_the_events_before_it() -> None:
@@ -679,7 +679,7 @@ async def test_a_refusal_and_a_deadline_are_errors_of_the_call() -> None:
 
 
 class Endless:
-    """A graph whose node emits without end, and notes how it ends."""
+    """A graph whose node emits for ever, and records how the node ends."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []
@@ -775,7 +775,7 @@ async def test_the_end_of_a_call_raises_in_a_thread_that_waits() -> None:
     async with engine.Engine() as own:
         async with own.stream(graph(), events=Progress, capacity=1) as events:
             await anext(events)
-        while len(begun) < 2:  # a thread that is slow may not have begun before the deadline
+        while len(begun) < 2:  # a slow thread may begin only after the deadline
             async with own.stream(graph(), events=Progress, timeout_seconds=0.01) as events:
                 with pytest.raises(ps.DeadlineExceeded):
                     await events.result()

@@ -1,4 +1,4 @@
-"""Nodes run somewhere else: what `penstock.extension` promises to packages that bring executions."""
+"""Nodes that run somewhere else: the promises of `penstock.extension` to packages that add executions."""
 
 import asyncio
 import concurrent.futures
@@ -49,7 +49,7 @@ async def test_functions_coroutines_generators_and_classes_run_on_workers(pipes:
             assert await service(1) == 101
             with pytest.raises(ValueError, match="-1"):
                 await service(-1)
-            assert await service(1) == 101  # that of the instance which has replaced the other one
+            assert await service(1) == 101  # of the new instance, which has replaced the crashed one
             assert service.statistics().actors[0].restarts == 1
 
 
@@ -57,12 +57,12 @@ async def test_what_has_timed_out_on_a_worker_ends_there_and_keeps_its_place_unt
     async with engine.Engine() as e:
         with pytest.raises(ps.NodeTimeoutError):
             await e.run(ps.graph(pipes.slow)(1))
-        # Both workers are asked: the one that was cancelled answers again.
+        # # The calls take turns on both workers: the worker whose item was cancelled answers again.
         assert len({(await e.run(ps.graph(pipes.where)(0))).partition(",")[0] for _ in range(4)}) == 1
 
 
 async def test_a_worker_is_told_that_its_item_was_cancelled(pipes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipes, "slow", pipes.slow.with_policy(timeout_seconds=None))  # no deadline ends the work there
+    monkeypatch.setattr(pipes, "slow", pipes.slow.with_policy(timeout_seconds=None))  # no deadline ends its work
     async with engine.Engine() as e, e.deploy(ps.graph(pipes.slow)) as service:
         call = asyncio.ensure_future(service(1))
         await testing.wait_quiescent()
@@ -70,12 +70,12 @@ async def test_a_worker_is_told_that_its_item_was_cancelled(pipes: Any, monkeypa
         with pytest.raises(asyncio.CancelledError):
             await call
         assert service.statistics().actors[0].in_flight == 1
-        await service.drain()  # waits for the place of the item
+        await service.drain()  # waits until the item gives back its place
         assert service.statistics().actors[0].in_flight == 0
 
 
 class InTasks(extension.Execution):
-    """Runs coroutines in tasks, which it can hold back; it keeps a list of what it was given."""
+    """Runs coroutines in tasks, which a test can hold back; keeps a list of the attempts that it was given."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -147,7 +147,7 @@ async def test_an_execution_is_told_what_it_works_on(tasks: InTasks) -> None:
     assert 0 < remaining <= 60
     assert attempt.deadline is not None
     assert attempt.trace_context() == {}
-    assert ps.current().graph == ""  # here, nothing is worked on
+    assert ps.current().graph == ""  # this task works on no item
 
 
 async def test_a_timeout_counts_from_when_the_work_begins(tasks: InTasks) -> None:
@@ -223,7 +223,7 @@ async def test_its_figures_are_metrics_and_are_seen_by_those_who_look(
             of = {"graph": "elsewhere", "node": "elsewhere", "figure": "load", "unit": "By"}
             assert collected.total(names.METRIC_NODE_FIGURE, **of) == 1.5
             assert service.statistics().actors[0].figures == (extension.Figure("load", "By", 1.5),)
-            monkeypatch.setenv("COLUMNS", "300")  # which xdist makes 80
+            monkeypatch.setenv("COLUMNS", "300")  # xdist sets it to 80
             assert str(service.statistics()).endswith("1.50")
     report = await engine.memory(ps.graph(elsewhere)(1))
     assert report.in_flight_bytes is not None
@@ -320,7 +320,7 @@ def test_an_item_is_known_without_an_engine_and_is_cancelled_when_its_time_is_ov
 
 
 class InInterpreters(extension.Execution):
-    """Runs functions in interpreters of their own, in this process."""
+    """Runs functions in subinterpreters of this process."""
 
     def bind(self, site: extension.Site) -> extension.Bound:
         return InInterpreter(site)
@@ -382,7 +382,7 @@ async def test_streams_of_an_execution_are_closed_by_the_reader_who_leaves() -> 
 
 
 class Kept(NamedTuple):
-    """What stands for a result that stays where it was made."""
+    """A placeholder for a result that stays where it was made."""
 
     value: Any
 
@@ -393,7 +393,7 @@ async def fetched(value: Any) -> Any:
 
 
 class Keeps(InTasks):
-    """Returns what stands for a result where all readers take that, handles batches, and opens resources itself."""
+    """Returns a placeholder for a result if all its readers take one; handles batches, and opens resources itself."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -435,7 +435,7 @@ class Keep(extension.Bound):
                 return await self.site.node.fn(*args, **attempt.kwargs)
 
         emitted: asyncio.Queue[object] = asyncio.Queue()
-        result = await asyncio.create_task(work(), context=contextvars.Context())  # which knows of no engine
+        result = await asyncio.create_task(work(), context=contextvars.Context())  # knows no engine
         while not emitted.empty():
             await ps.emit(emitted.get_nowait())
         self.execution.made.append(result)
@@ -463,10 +463,10 @@ async def test_a_result_stays_there_for_steps_that_run_there_and_is_fetched_for_
 
     @ps.graph
     async def chain(number: int) -> Any:
-        first = await double(number)  # for a step there, and for one here
-        second = await double(first)  # for the result alone
+        first = await double(number)  # read by a step there and by a step here
+        second = await double(first)  # read by the result alone
         first_of_pair, _ = both = await pair(first)
-        third = await double(both[0])  # a part of a value is taken here
+        third = await double(both[0])  # the part of the value is taken here
         return second, here(first), first_of_pair, third
 
     plan = str(engine.plan(chain))
@@ -479,7 +479,7 @@ async def test_a_result_stays_there_for_steps_that_run_there_and_is_fetched_for_
     async def tenfold(number: int) -> int:
         return 10 * number
 
-    with testing.replace(double, tenfold):  # a fake runs here, and returns the value itself
+    with testing.replace(double, tenfold):  # a fake runs in this process, and returns the value itself
         assert await engine.run(chain(1)) == (100, 11, 10, 100)
 
     twice = double >> double

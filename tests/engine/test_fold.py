@@ -1,4 +1,4 @@
-"""`fold`: a stream into one value, in constant memory, with what failed left out if asked."""
+"""`fold`: a stream into one value, in constant memory; it skips failed values if asked."""
 
 import asyncio
 import functools
@@ -18,7 +18,7 @@ from tests.kit import SCHEDULERS, numbers, virtual
 
 
 class Refused(Exception):
-    """What some of the values fail with."""
+    """The error of some values."""
 
 
 @ps.node
@@ -267,7 +267,7 @@ def test_every_interleaving_folds_alike() -> None:
 
 async def test_no_more_values_are_alive_than_the_stream_holds() -> None:
     class Chunk:
-        """A value that can be watched."""
+        """A value that a weak reference can watch."""
 
     alive: weakref.WeakSet[Chunk] = weakref.WeakSet()
     most = 0
@@ -293,11 +293,11 @@ async def test_no_more_values_are_alive_than_the_stream_holds() -> None:
         return await ps.fold(counted, chunks(), 1, on_error="skip")
 
     assert await engine.run(folded()) == 7
-    assert most <= 4  # two that are held, one in the hand of the generator, one that is folded
+    assert most <= 4  # two buffered, one in the generator, one in the fold
     assert not alive
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # what is measured is NumPy's, and takes a second
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # NumPy uses the memory, whatever the loop; takes a second
 async def test_a_fit_of_five_million_points_takes_constant_memory() -> None:
     points, size = 5_000_000, 50_000
     true = np.array([2.0, -1.0])
@@ -333,7 +333,7 @@ async def test_a_fit_of_five_million_points_takes_constant_memory() -> None:
         tracemalloc.stop()
     np.testing.assert_allclose(np.linalg.solve(matrix, right), true, rtol=1e-6)
     assert (folded, len(peaks)) == (points // size, 20)
-    steady = np.array(peaks[1:-1])  # the stream is full
+    steady = np.array(peaks[1:-1])  # while the stream's buffer is full
     assert steady.std() / steady.mean() < 0.05
     assert abs(steady[-5:].mean() / steady[:5].mean() - 1) < 0.05
 

@@ -1,4 +1,4 @@
-"""`service.map`: it is told of results as they end, and has to give what a reader of the stream would get."""
+"""`service.map`: it takes results as they end, and must return what a reader of the stream would get."""
 
 import asyncio
 import gc
@@ -18,7 +18,7 @@ from penstock.testing import run_seeded, run_virtual
 
 
 class Refused(Exception):
-    """What some of the items fail with."""
+    """The error of some items."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ async def test_the_source_is_asked_for_no_more_than_may_be_in_flight() -> None:
         assert [await started.get() for _ in range(3)] == [0, 1, 2]
         gates[1].set()
         gates[2].set()
-        # In their turn: the first one holds the places of those that have ended.
+        # # Results keep input order: the first item holds back the places of the items that have ended.
         gates[0].set()
         assert [await started.get() for _ in range(3)] == [3, 4, 5]
         assert asked == [0, 1, 2, 3, 4, 5]
@@ -134,7 +134,7 @@ async def test_a_cancelled_map_cancels_its_items() -> None:
 
 
 class Value:
-    """Something that can be referred to weakly, as an array can."""
+    """A value that a weak reference can point to, as to an array."""
 
 
 @ps.node
@@ -174,7 +174,7 @@ def test_its_reader_is_not_woken_for_each_result() -> None:
 
     @ps.node
     async def work(number: int) -> int:
-        await asyncio.sleep(5 + number % 5)  # with five in flight, one ends after the other
+        await asyncio.sleep(5 + number % 5)  # with five in flight, items end one by one
         return number
 
     of = ps.graph(work)
@@ -184,7 +184,7 @@ def test_its_reader_is_not_woken_for_each_result() -> None:
             return await counted(service.map(map(of, range(50)), max_in_flight=5))
 
     assert run_virtual(main) == [*range(50)]
-    assert woken < 10  # at the end
+    assert woken < 10  # only near the end
 
 
 async def test_a_profile_that_ends_during_a_map_does_not_blame_its_reader() -> None:

@@ -1,4 +1,4 @@
-"""`map_each` over several lists or streams in step, and over items that fail."""
+"""`map_each` over several lists or streams at once, and over items that fail."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -191,7 +191,7 @@ async def test_items_are_counted_good_and_bad_ones_alike(on_error: OnError) -> N
         return await ps.map_each(odd, numbers, concurrency=1, on_error=on_error)
 
     async def counted(first: int) -> list[tuple[int, int]]:
-        """Count what nodes have done, up to the first error."""
+        """Return how many items each node has completed and failed, up to the first error."""
         async with engine.Engine() as own:
             with suppress(ValueError):
                 await own.run(of_list(list(range(first, 9))))

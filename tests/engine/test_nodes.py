@@ -1,4 +1,4 @@
-"""Nodes that are methods or classes, policies of copies, and what a node refuses to be."""
+"""Nodes that are methods or classes, policies of copies, and objects that cannot be nodes."""
 
 import asyncio
 import copy

@@ -1,4 +1,4 @@
-"""Execution options: five levels of precedence, each field with an effect, and errors that name what is valid."""
+"""Execution options: five levels of precedence, the effect of each field, and errors that name the valid values."""
 
 import asyncio
 import contextvars
@@ -31,7 +31,7 @@ remaining = ps.graph(waits)
 
 @pytest.fixture(autouse=True)
 def defaults() -> Any:
-    """Takes back what a test sets for the process."""
+    """Undoes the options that a test sets for the process."""
     yield
     ps.set_execution_options()
 
@@ -241,7 +241,7 @@ async def test_the_scheduler_is_the_one_that_is_asked_for() -> None:
 
 
 class Counting:
-    """A graph that makes two equal calls of a pure node; counts how often it is traced, and the node called."""
+    """A graph with two equal calls of a pure node; it counts its traces and the calls of the node."""
 
     def __init__(self) -> None:
         self.traced = self.called = 0
@@ -269,7 +269,7 @@ class Counting:
         self.graph, self.giving = graph, giving
 
     def counts(self) -> tuple[int, int]:
-        """Returns how often the graph was traced, and the node called, since the last time."""
+        """Returns the number of traces of the graph, and of calls of the node, since `counts` was last called."""
         counts = self.traced, self.called
         self.traced = self.called = 0
         return counts
@@ -296,7 +296,7 @@ async def test_without_caching_each_run_stream_and_deployment_traces_anew_and_me
             async with own.stream(giving(1), reuse_plans=is_cached) as given:
                 assert await _list(given) == [1, 1]
             assert counting.counts() == expected
-        # And what is cached is what it was, and nothing else has been kept.
+        # # The cached plan is the same as before, and no other plan was kept.
         assert await own.run(graph(1)) == [1, 1]
         assert counting.counts() == (0, 1)
         gc.collect()
@@ -417,7 +417,8 @@ async def by_executor() -> bool:
         (lambda: engine.run(asking_a_thread()), True),
         (lambda: engine.run(asking_the_loop()), True),
         (lambda: by_thread(contextvars.copy_context()), True),
-        # From Python 3.14 on, an interpreter may be told to have threads inherit, and one without a GIL is.
+        # # From Python 3.14 on, threads may inherit the context of their starter; a build without a GIL does so by
+        # default.
         (by_thread, bool(getattr(sys.flags, "thread_inherit_context", False))),
         (by_executor, bool(getattr(sys.flags, "thread_inherit_context", False))),
     ],

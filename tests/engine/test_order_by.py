@@ -1,4 +1,4 @@
-"""`order_by=`: in a stream, the calls of one key come one after the other; promise 3 explores it with faults."""
+"""`order_by=`: in a stream, the calls of one key run one after the other; promise 3 explores this with faults."""
 
 import asyncio
 import gc
@@ -72,7 +72,7 @@ async def test_a_thread_that_goes_on_after_its_timeout_keeps_the_key(kind: str) 
         ended = {(await anext(outcomes)).index for _ in range(2)}
         assert ended == {0, 2}
         await wait_quiescent()
-        assert sorted(begun) == ["a0", "b0"]  # a0 has failed, and its thread runs
+        assert sorted(begun) == ["a0", "b0"]  # a0 has failed, but its thread still runs
         assert results.statistics().waiting_for_keys == 2
         go_on.set()
         assert [(one.index, one.value) async for one in outcomes] == [(1, "a1"), (3, "a2")]
@@ -136,7 +136,7 @@ async def test_what_waits_for_its_key_has_no_place() -> None:
         assert service.statistics().admission.in_flight == 2
         await asyncio.sleep(10)
         assert service.statistics().admission.in_flight == 1
-        assert await service("a", 1) == 1  # the callers of a deployment are in no order with its streams
+        assert await service("a", 1) == 1  # a plain call of a deployment does not wait for its streams
         assert await mapped == [10] * 4
         assert loop.time() == pytest.approx(30)
 
@@ -160,7 +160,7 @@ async def test_a_key_that_is_free_waits_for_one_round_of_the_others() -> None:
     async with engine.deploy(graph, max_in_flight=4) as service:
         await service.map(calls, max_in_flight=500, order_by=key_of)
     assert begun[0] == 0
-    assert 20 <= begun[1] <= 32  # the first has ended, and each of 40 others has a call of 1 s on 4 places
+    assert 20 <= begun[1] <= 32  # first ended; 40 other keys, each 1 s on 4 places
 
 
 @pytest.mark.parametrize("is_fair", [False, True])
@@ -173,11 +173,11 @@ async def test_two_streams_of_a_deployment_leave_no_place_free_while_calls_wait(
     ) as service:
         begun = loop.time()
         await asyncio.gather(*(service.map(calls, max_in_flight=100, order_by=key_of) for _ in range(2)))
-        assert loop.time() - begun == pytest.approx(len(calls) * 2 / 8)  # all calls of a second end at once
+        assert loop.time() - begun == pytest.approx(len(calls) * 2 / 8)  # all calls of one second end at once
 
 
 class Colliding:
-    """A key whose hash is that of all others."""
+    """A key with the same hash as all other keys."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -220,7 +220,7 @@ async def test_a_key_without_calls_leaves_nothing_behind(is_deployed: bool) -> N
     async def source() -> AsyncIterator[ps.Call[float]]:
         for call in calls():
             yield call
-        del call  # which has the last key
+        del call  # the call refers to the last key
         await asyncio.Event().wait()
 
     async with (

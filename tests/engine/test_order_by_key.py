@@ -1,4 +1,5 @@
-"""Order by key: in a stream of a deployment, a call whose key has no place steps aside, and the stream goes on."""
+"""Order by key: in a stream of a deployment, a call whose key has no place lets other calls pass, and the stream goes
+on."""
 
 import asyncio
 import random
@@ -16,7 +17,7 @@ from tests.kit import virtual
 
 
 class Seen:
-    """What the calls of one test have done: in which order they began, and how many ran at a time."""
+    """The calls of one test: the order in which they began, and how many of them ran at a time."""
 
     def __init__(self) -> None:
         self.began: list[str] = []
@@ -40,14 +41,14 @@ class Seen:
 
     @asynccontextmanager
     async def deployed(self, places: int, per_key: int = 1, **options: Any) -> AsyncIterator[engine.Service]:
-        """Deploy the graph; the first letter of a name is its key."""
+        """Deploy the graph; the key of a call is the first letter of its name."""
         self.places, self.per_key = places, per_key
         options |= {"key": lambda name, seconds: name[0], "max_in_flight_per_key": per_key}
         async with engine.deploy(self.graph, max_in_flight=places, **options) as service:
             yield service
 
     def calls(self, *names: str, seconds: float = 1) -> Iterator[ps.Call[str]]:
-        """Yield calls of one second, of ten for a name that ends in !."""
+        """Yield calls of one second; a call whose name ends in "!" takes ten seconds."""
         for name in names:
             self.asked += 1
             yield self.graph(name, 10 * seconds if name.endswith("!") else seconds)

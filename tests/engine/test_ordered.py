@@ -1,4 +1,5 @@
-"""`@node(ordered=True)`: an instance that takes items in input order, behind nodes where they overtake each other."""
+"""`@node(ordered=True)`: an instance that takes items in input order, after nodes in which items overtake each
+other."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from tests.kit import virtual
 
 
 class Refused(Exception):
-    """What some items fail with."""
+    """The error of some items."""
 
 
 @ps.node
@@ -120,7 +121,7 @@ async def test_the_turn_of_an_item_that_is_cancelled_goes_to_the_next() -> None:
     await asyncio.sleep(10)
     reading.cancel()
     await asyncio.wait([reading])
-    await results.aclose()  # all wait for the first; they leave, and nothing begins
+    await results.aclose()  # all items wait for the first; they leave, and none begins
     assert seen == []
 
 
@@ -134,7 +135,7 @@ async def test_run_accepts_it_and_streams_that_share_an_instance_take_turns_one_
 
     assert await engine.run(whole([3, 2, 1])) == [3, 2, 1]
     calls = [whole([10 * number, 10 * number + 1]) for number in range(3)]
-    async with engine.stream(calls) as results:  # the maps of three calls run side by side
+    async with engine.stream(calls) as results:  # the maps of three calls run concurrently
         assert [result async for result in results] == [[0, 1], [10, 11], [20, 21]]
     assert seen[:3] == [3, 2, 1]
     assert sorted(seen[3:]) == [0, 1, 10, 11, 20, 21]

@@ -1,4 +1,4 @@
-"""Plans: what each pass changes and says, what is refused, and graphs of any size."""
+"""Plans: the changes and the report of each pass, graphs that are refused, and graphs of any size."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -345,6 +345,6 @@ def test_a_graph_is_drawn_with_policies_and_parameters() -> None:
     assert "effectful" in text
     lines = drawn.to_mermaid().splitlines()
     labels = {line.split("|")[1].strip('"') for line in lines if "|" in line}
-    assert labels == {"x", "y", "predicate", "operand"}  # `z` goes to the parameter z, which says it already
+    assert labels == {"x", "y", "predicate", "operand"}  # `z` has no label: its parameter has the same name
     assert drawn._repr_svg_().startswith("<svg")
     assert [line for line in drawn.to_dot().splitlines() if 'label="y"' in line]

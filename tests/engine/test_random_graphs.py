@@ -1,4 +1,4 @@
-"""Random graph functions do the same traced as called, under every scheduler, with passes and without."""
+"""Random graph functions do the same traced as called, under every scheduler, with passes and without passes."""
 
 import asyncio
 import functools
@@ -30,19 +30,19 @@ class Refused(Exception):
     pass
 
 
-Made: TypeAlias = tuple[str, int]  # the name of a node, and a value that it makes
+Made: TypeAlias = tuple[str, int]  # the name of a node, and a value that it returned
 
 
 def define(
     program: Program, calls: Counter[str], made: list[Made] | None = None, refused: Made | None = None
 ) -> ps.Graph[[int, int], Any]:
-    """The graph of a program, whose nodes count their calls.
+    """The graph of a program; its nodes count their calls.
 
     Args:
         program: the program.
         calls: how often each node was called.
-        made: what the nodes have made, in that order.
-        refused: what fails instead of being made.
+        made: the values that the nodes have returned, in this order. refused: the node and the value at which a call
+        fails.
     """
     note(source_of(program))
     made = [] if made is None else made
@@ -89,7 +89,7 @@ async def test_a_traced_graph_does_what_plain_python_does(program: Program, x: i
     assert calls == {name: 3 * count for name, count in optimised.calls.items()}
 
 
-# In plain Python, a failure leaves the calls behind that were to be awaited later.
+# # In plain Python, a failure leaves coroutines behind that later lines would have awaited.
 @pytest.mark.filterwarnings("ignore:coroutine 'make_node", "ignore:Exception ignored in. <coroutine object make_node")
 @given(program=programs(), x=st.integers(0, 5), fails=st.none() | st.integers(0, 30))
 async def test_effects_come_in_the_order_of_plain_python_and_none_behind_a_failure(
@@ -116,7 +116,7 @@ async def test_effects_come_in_the_order_of_plain_python_and_none_behind_a_failu
 
 
 def effects_of(made: list[Made]) -> list[Made]:
-    """What was made by the nodes whose effects keep their order."""
+    """The values of the nodes whose effects keep their order."""
     return [(name, value) for name, value in made if name in KINDS and KINDS[name].effectful is True]
 
 

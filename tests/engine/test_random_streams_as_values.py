@@ -1,4 +1,4 @@
-"""Random pipelines of generators, maps and batches give under every scheduler what plain Python gives without one."""
+"""Random pipelines of generators, maps and batches give the same under every scheduler as in plain Python."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ Stage = tuple[str, int]
 
 
 class Failed(Exception):
-    """What a stage raises, with the value at which it does."""
+    """The error of a stage; its arguments are the stage and the value at which it failed."""
 
 
 @ps.node(capacity=3)
@@ -131,12 +131,12 @@ async def book(number: int) -> None:
     booked.append(number)
 
 
-# What reads a whole stream, by the number of the stage; all but the first have few places.
+# # Nodes that read a whole stream, indexed by the number of the stage; all but the first have few places.
 READERS: list[Any] = [listed, limited_list, stateful_list]
 
 
 def build(stages: list[Stage], other: list[Stage]) -> ps.Graph[[int, int], AsyncIterator[int]]:
-    """Makes the graph of a pipeline, or of two that are merged."""
+    """Makes the graph of one pipeline, or of two merged pipelines."""
 
     async def pipeline(values: AsyncIterator[int], stages: list[Stage]) -> AsyncIterator[int]:
         for kind, number in stages:
@@ -148,7 +148,7 @@ def build(stages: list[Stage], other: list[Stage]) -> ps.Graph[[int, int], Async
                 values = _stage(kind, number, values)
         return values
 
-    # Of two pipelines that fail, a scheduler may come to either error first: so only one of them does.
+    # # If both pipelines failed, a scheduler could meet either error first: so only one pipeline fails.
     other = [(kind, -1 if kind == "checked" else number) for kind, number in other]
 
     @ps.graph
@@ -184,10 +184,10 @@ def _stage(kind: str, number: int, values: AsyncIterator[int]) -> AsyncIterator[
 
 
 def needed_twice(stages: list[Stage], other: list[Stage]) -> bool:
-    """Whether a node of few places is needed again for a stream for which it holds one: the graph is refused."""
+    """Whether a stream holds a place of a limited node and needs another place of it; such graphs are refused."""
 
     def needs(stages: list[Stage]) -> tuple[set[Any], set[Any], set[Any], bool]:
-        """What holds a place, and what is needed now and then, for the stream that the stages give; all before it."""
+        """Nodes that hold a place for the stream, nodes that it needs at times, all nodes before it."""
         held: set[Any] = set()
         passing: set[Any] = set()
         before: set[Any] = set()
@@ -220,7 +220,7 @@ def needed_twice(stages: list[Stage], other: list[Stage]) -> bool:
 
 
 async def outcome(values: Any) -> tuple[list[int], object]:
-    """Reads to the end; returns what came, and the arguments of the error that ended it."""
+    """Reads a stream to its end; returns its values, and the arguments of the error that ended it."""
     got: list[int] = []
     try:
         async for value in values:
@@ -251,9 +251,9 @@ stages = st.lists(
 
 
 @given(stages, stages, st.integers(0, 30), st.integers(-1, 40), st.integers(0, 1 << 16))
-@example([("nested", 1), ("listed", 1)], [], 3, -1, 0)  # a limited reader, before it itself in a body
+@example([("nested", 1), ("listed", 1)], [], 3, -1, 0)  # a limited reader, then the same reader in a body
 @example([("nested", 2), ("listed", 1)], [("nested", 1)], 9, -1, 0)
-@example([("limited", 1)], [("limited", 1), ("listed", 1)], 30, -1, 0)  # open, while its reader waits for another
+@example([("limited", 1)], [("limited", 1), ("listed", 1)], 30, -1, 0)  # stays open while its reader reads another
 def test_random_pipelines(first: list[Stage], other: list[Stage], limit: int, fails_at: int, seed: int) -> None:
     graph = build(first, other)
     if needed_twice(first, other):

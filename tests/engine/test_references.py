@@ -1,4 +1,5 @@
-"""A graph's references: unchanged as long as its names mean the same objects, changed as soon as one does not."""
+"""A graph's references: unchanged while its names mean the same objects, changed as soon as a name means another
+object."""
 
 import functools
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from penstock.engine.tracing.references import References, resolve_references
 
 
 class FakeNode:
-    """Stands for a node; with `bind`, one that makes a new bound node at every access, as methods do."""
+    """Stands for a node; with `bind`, it makes a new bound node at every attribute access, as a method does."""
 
     def __init__(self, bind: bool = False) -> None:
         self.bind = bind
@@ -34,12 +35,12 @@ def references(fn: Callable[..., object]) -> References:
 
 
 def define(source: str, /, **namespace: Any) -> tuple[Callable[..., object], dict[str, Any]]:
-    """A function from source that no file has, and the globals it looks at."""
+    """Defines `graph` from source text without a file; returns the function and its globals."""
     exec(source, namespace)
     return namespace["graph"], namespace
 
 
-# Places for nodes. Source, so that every case has classes of its own to change.
+# # Places that can hold nodes. They are source text, so that every case can change its own classes.
 PLACES = """
 import linecache
 class Policed(FakeNode):
@@ -88,7 +89,7 @@ class Lazy:
 BODY = "async def graph(query):\n    return await {}(query)\n"
 READING = "async def graph(query):\n    return {}\n"
 
-# What the body calls, what the globals hold, and statements after each of which the trace would be stale.
+# # The callee of the body, a statement that sets up the globals, and statements that each make the trace stale.
 CHANGES = [
     ("fetch", "fetch = FakeNode()", ["fetch = FakeNode()", "del fetch", "fetch = 3"]),
     ("fetch", "fetch = lambda query: query", ["fetch = FakeNode()"]),
@@ -121,7 +122,7 @@ CHANGES = [
     ("linecache.getline", "pass", ["linecache = SimpleNamespace(getline=FakeNode())"]),
 ]  # fmt: skip
 
-# Plain values that the body reads.
+# # The same for plain values: an expression that the body reads, its setup, and statements that change it.
 VALUES = [
     ("limit", "limit = 3", ["limit = 4", "del limit"]),
     ("limit", "limit = 1", ["limit = True"]),

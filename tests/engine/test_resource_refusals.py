@@ -1,4 +1,4 @@
-"""What is no resource, and what a resource cannot be called with, is refused with place and remedy."""
+"""Functions that are no resources, and invalid calls of resources, are refused with place and remedy."""
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass

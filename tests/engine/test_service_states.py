@@ -1,4 +1,4 @@
-"""What a service is in turn, who may wait for it, and how its Engine ends it."""
+"""The states of a service, the tasks that may wait for it, and how its Engine ends it."""
 
 import asyncio
 import gc
@@ -13,7 +13,7 @@ from tests.kit import model, numbers, slow_to_leave, virtual
 
 
 def gated(gate: asyncio.Event) -> ps.Graph[[int], int]:
-    """Returns a graph whose node is entered when the gate opens."""
+    """Returns a graph whose node finishes its start when the gate opens."""
     return ps.graph(model(enter=gate.wait))
 
 
@@ -173,7 +173,7 @@ async def test_every_stream_of_one_call_is_counted_once_by_how_it_ended() -> Non
         with pytest.raises(ps.DeadlineExceeded, match="no place"):
             await read(1, timeout_seconds=0.01)
         async with service.stream(graph(1)):
-            pass  # closed before it could ask for a place
+            pass  # the call is closed before it asks for a place
         release.set()
         assert await inside == [0]
         assert await waiting[1] == [0]

@@ -1,4 +1,5 @@
-"""What a Ref cannot see is found in a graph's source, with file, line and remedy; and nothing else is."""
+"""The source check finds code that a Ref cannot see, and reports its file, line and remedy; it reports no other
+code."""
 
 import functools
 import linecache
@@ -40,7 +41,7 @@ def check(fn: Callable[..., object]) -> None:
     check_source(fn, is_node=is_node, is_graph=is_graph)
 
 
-# Where the snippets live. A graph of theirs is `g`; all of it is ordinary code of somebody's module.
+# # The module that the snippets stand in. The graph of a snippet is `g`; the rest is ordinary code of a user's module.
 PRELUDE = """
 import asyncio, anyio, collections, functools, time
 from contextlib import suppress
@@ -135,7 +136,7 @@ def module(tmp_path: Path) -> Iterator[Callable[[str], SimpleNamespace]]:
 
 
 def problems_of(fn: Callable[..., object]) -> list[tuple[str, int, str]]:
-    """File, line and the rest of every line of the error; empty without one."""
+    """The file, line number and text of each problem in the error; empty without an error."""
     try:
         check(fn)
     except GraphTraceError as error:
@@ -154,7 +155,7 @@ INSIDE = "inside a node"
 WITH = "@ps.resource"
 STORE = "return the value"
 
-# The body of `async def g(q, k=2)`. A comment `#!` ends the lines that must be reported, with a part of the remedy.
+# # Bodies of `async def g(q, k=2)`. A line that must be reported ends in a comment `#!` with a part of its remedy.
 REFUSED = {
     "try": """
         try:  #! {FALLBACK}
@@ -832,7 +833,7 @@ def test_refused(name: str, module: Callable[[str], SimpleNamespace]) -> None:
     problems = problems_of(found.g)
     assert problems
     assert {path for path, _, _ in problems} == {found.path}
-    if expected:  # else it is in the prelude
+    if expected:  # otherwise the problem is in the prelude
         assert {line for _, line, _ in problems} == set(expected)
     for _, line, text in problems:
         assert lines[line - 1][0].strip() in text
@@ -966,7 +967,7 @@ def test_the_error_names_the_function_and_lists_by_line(module: Callable[[str], 
 
 
 def cell(source: str, filename: str) -> dict[str, Any]:
-    """Runs a notebook cell: its source is in linecache and in no file."""
+    """Runs a notebook cell: its source is in linecache, and in no file."""
     namespace: dict[str, Any] = {"fetch": fetch}
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     exec(compile(source, filename, "exec"), namespace)

@@ -1,4 +1,4 @@
-"""A trace never goes stale: names that are rebound, nodes that are replaced, and what goes on running meanwhile."""
+"""A trace never goes stale: rebound names, replaced nodes, and calls that run meanwhile."""
 
 import asyncio
 import os
@@ -192,7 +192,7 @@ async def test_replacing_a_node_for_a_time() -> None:
             assert await engine.run(graph("a")) == await graph("a") == ("fake a",) * 3
             assert await fetch("a") == "fake a"
     assert await engine.run(graph("a")) == await graph("a") == real
-    with testing.replace(patient, fake):  # a copy stands for all
+    with testing.replace(patient, fake):  # replaces all copies of the node
         assert await engine.run(search("a")) == "fake a"
 
 
@@ -355,7 +355,7 @@ async def test_statistics_of_a_graph_say_why_it_was_traced_again() -> None:
     async with engine.deploy(graph) as service:
         before = graph.statistics()
         await asyncio.gather(*(service(1) for _ in range(5)))
-        assert graph.statistics() == before  # a deployment has its plan
+        assert graph.statistics() == before  # a deployment keeps its plan
         limit = 5
     async with engine.stream(graph(1) for _ in range(5)) as results:
         assert [result async for result in results] == [8] * 5

@@ -1,4 +1,4 @@
-"""A call that is a statement of its own stays, and its failure fails the call; a result with a name is dead, unread."""
+"""A call that is its own statement stays, and its failure fails the call; a named result that nothing reads is dead."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Body = Callable[[int], Any]
 
 
 class RefusedError(Exception):
-    """What the check raises."""
+    """The error that the node `check` raises."""
 
 
 @ps.node

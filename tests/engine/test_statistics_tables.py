@@ -1,4 +1,4 @@
-"""Statistics as tables: printed, with rich, and in a notebook; and which node limits."""
+"""Statistics as tables: printed, with rich, and in a notebook; and the node that limits throughput."""
 
 import asyncio
 import dataclasses
@@ -59,7 +59,7 @@ def with_rich(shown: object, columns: int) -> str:
 
 
 def squeezed(text: str) -> list[str]:
-    """The lines without the white space that only lays them out."""
+    """The lines of a table without its padding, rules and empty lines."""
     return [" ".join(line.split()) for line in text.splitlines() if line.strip(" ─")]
 
 
@@ -218,7 +218,7 @@ def test_of_a_thousand_nodes_the_most_telling_are_shown_and_the_others_are_count
     lines = shown.splitlines()
     rows = [line.split()[0] for line in lines[lines.index("search") + 1 :] if line.startswith("  ")]
     assert len(rows) == 60
-    assert rows[:3] == ["bad", "slow", "n942"]  # in the order of all
+    assert rows[:3] == ["bad", "slow", "n942"]  # the order of the whole table
     rest = sum(range(942)) - 500 - 2
     assert (
         f"and 940 nodes that items waited for less: {rest:,} completed, 0 failed; `actors` has all of them"
@@ -257,7 +257,7 @@ def waited(node: str, seconds: float, graph: str = "search", **fields: Any) -> A
         ([waited("now and then", 4.9)], None),
         ([waited("first", 80.0), waited("last full one", 30.0), waited("behind it", 1.0)], "last full one"),
         ([waited("one", 80.0, "a"), waited("other", 90.0, "b")], "other"),
-        # Busy for a tenth of the time: it met a burst, and did not limit.
+        # # The node is busy for a tenth of the time: a burst filled its inbox, but the node does not limit.
         ([waited("burst", 30.0, concurrency=2, busy_seconds=2.0)], None),
         ([waited("slow", 30.0, concurrency=2, busy_seconds=19.0),
           waited("burst", 6.0, concurrency=1, busy_seconds=1.0)], "slow"),
@@ -333,7 +333,7 @@ class Model:
     entered = 0.0
 
     async def __aenter__(self) -> Self:
-        await asyncio.sleep(0.01)  # as loading one takes a while
+        await asyncio.sleep(0.01)  # loading a model takes a while
         Model.entered = perf_counter()
         return self
 
@@ -422,7 +422,7 @@ def test_numbers_are_short_and_have_their_units(shown: str, expected: str) -> No
     assert shown == expected
 
 
-# --- Between two looks ---
+# # --- The difference of two snapshots ---
 
 
 def test_what_happened_between_two_looks() -> None:
@@ -446,7 +446,7 @@ def test_what_happened_between_two_looks() -> None:
     assert (parse.inbox.put_wait_seconds, parse.inbox.high_water, parse.busy_seconds) == (1.0, 16, 0.0)
     assert (each.busy_seconds, late.completed) == (None, 3)
     assert later.bottleneck is not None
-    assert between.bottleneck is None  # it was one, and is none now
+    assert between.bottleneck is None  # the node limited before, and no longer does
     assert "100 completed, 0 failed, 0 cancelled, 0 expired, 20.0/s over 5.00 s" in str(between)
 
 

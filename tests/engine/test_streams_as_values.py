@@ -1,4 +1,4 @@
-"""Streams as values: what they give, under every scheduler, and what is refused."""
+"""Streams as values: the values they give under every scheduler, and graphs that are refused."""
 
 import asyncio
 import sys
@@ -493,7 +493,7 @@ async def test_annotations_that_only_type_checkers_can_evaluate() -> None:
     async def doubled(numbers: list[NotHere]) -> list[NotHere]:  # type: ignore[name-defined] # noqa: F821
         return [2 * number for number in numbers]
 
-    assert await engine.run(ps.graph(total)(count(4))) == 6  # the parameter is known as a stream by its text
+    assert await engine.run(ps.graph(total)(count(4))) == 6  # the annotation's text tells that it is a stream
     assert await engine.run(ps.graph(doubled)(4)) == 8
 
 
@@ -701,7 +701,7 @@ async def test_limited_readers_that_need_no_second_place(scheduler: Any) -> None
         more = await stateful_total(ps.map_each(by_instance, count(limit)))
         return sums, more, await total(count(limit))
 
-    # Twice 0, 0, 1, 3, 6, and of that again: 0, 0, 2, 30, 132.
+    # # The inner map gives twice 0, 0, 1, 3, 6. The outer map gives the same of these values: 0, 0, 2, 30, 132.
     assert await engine.run(graph(5), scheduler=scheduler) == (164, 10, 10)
 
 
@@ -722,7 +722,7 @@ async def test_a_stream_that_is_open_before_another_of_its_node_was_read(schedul
         read_before = await collect(once(limit))
         return together(await collect(opened), read_before)
 
-    if scheduler in ("wave", "sequential"):  # where each step, or wave of steps, waits for the one before
+    if scheduler in ("wave", "sequential"):  # steps, or waves of steps, run one after the other
         with pytest.raises(ps.PlanError, match="two streams of node 'once' are open together here"):
             await engine.run(graph(100), scheduler=scheduler)
     else:

@@ -1,4 +1,4 @@
-"""`ps.tagged`: an object that a call carries past its nodes, and that comes back with its outcome."""
+"""`ps.tagged`: a call carries an object past its nodes, and the object comes back with the outcome."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ from tests.kit import added, paused
 
 
 class Message:
-    """What no copy and no pickle would be equal to."""
+    """A tag that equals no copy of itself, and cannot be pickled."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -37,7 +37,7 @@ waiting = paused >> added
 
 
 def test_each_outcome_has_the_tag_of_its_call(effort: int) -> None:
-    """Whatever the source, the stream and the nodes do; calls with a tag and without it in one stream."""
+    """Calls with and without a tag share a stream; its source, options and nodes are random."""
 
     async def main(seed: int) -> None:
         rng = random.Random(seed)

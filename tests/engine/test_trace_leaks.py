@@ -1,4 +1,4 @@
-"""Symbolic values that leave their graph, or hide where the tracer cannot see them; and graphs without end."""
+"""Symbolic values that leave their graph, or hide where the tracer cannot find them; and endless graphs."""
 
 import asyncio
 import collections

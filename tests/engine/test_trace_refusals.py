@@ -1,4 +1,4 @@
-"""No silently wrong trace: what a symbolic value refuses, and that every error names file, line and remedy."""
+"""No silently wrong trace: the operations that a symbolic value refuses; every error names file, line and remedy."""
 
 import asyncio
 import copy
@@ -29,7 +29,7 @@ class Box:
     value: object
 
 
-# What the message says, words of the remedy, and expressions of the Ref `v`.
+# # Text of the message, words of its remedy, and expressions of the Ref `v` that cause it.
 REFUSED: list[tuple[str, list[str], list[str]]] = [
     ("truth value", ["ps.cond", "ps.while_loop"], ["bool(v)"]),
     ("truth value", ["ps.cond"], ["1 if v else 2", "v and 1", "v or 1", "not v"]),
@@ -97,7 +97,7 @@ def test_a_value_that_is_not_known_refuses(expression: str, what: str, remedies:
     assert_names_line_and_remedy(message, 4, what, remedies)
 
 
-# What cannot be written as an expression has no such remedy, and a call that is awaited needs none.
+# # A statement cannot be written as the lambda of a step, and an awaited call needs no step.
 NO_EXPRESSION = ("operator.setitem", "operator.delitem", "setattr", "delattr", "await v")
 
 
@@ -194,7 +194,7 @@ async def test_what_else_is_raised_while_tracing_says_where(
 
     graph = body(*lines, json=json, re=re, limit=3, Broken=Broken)
     message = refusal(lambda: graph)
-    if cause is not RuntimeError:  # raised when the result is taken apart, in this file
+    if cause is not RuntimeError:  # a RuntimeError comes from this file, when the result is taken apart
         assert_names_line_and_remedy(message, line, f"tracing graph 'g' raised {cause.__name__}: ", ["into a node"])
     for run in (engine.run(graph(1, 2)), engine.stream([graph(1, 2)]).__anext__()):
         with pytest.raises(ps.GraphTraceError, match=r"\.\w+:\d+: |<graph>:\d+: ") as caught:
@@ -312,10 +312,10 @@ def test_foreign_awaitables_are_refused_where_they_are_awaited(statement: str, r
         return refusal(lambda: graph)
 
     if "get_running_loop" in statement and not running:
-        return  # asyncio itself says that there is none
+        return  # asyncio itself raises that no loop is running
     message = asyncio.run(plan()) if running else refusal(lambda: graph)
     assert "@ps.node" in message
-    if "helper" in statement:  # the line of the user's that waits
+    if "helper" in statement:  # the user's line that waits is in the helper
         assert message.startswith(f"{__file__}:{helper.__code__.co_firstlineno + 1}: ")
     else:
         assert message.startswith("<graph>:3: "), message
@@ -345,7 +345,7 @@ def test_a_task_that_was_started_while_tracing_is_no_part_of_the_graph() -> None
         await tasks[0]
 
     asyncio.run(main())
-    assert calls == [1]  # called like a function, long after the trace
+    assert calls == [1]  # called as a function, after the trace has ended
 
 
 def test_what_is_no_async_def_is_no_graph() -> None:

@@ -1,4 +1,4 @@
-"""What a trace does with values: containers, parts of values, literals, constants. Plain Python is the oracle."""
+"""Values in a trace: containers, parts of values, literals, constants. Plain Python is the oracle."""
 
 import dataclasses
 import enum
@@ -57,7 +57,7 @@ NAMES = {"Point": Point, "Page": Page, "Frozen": Frozen, "WithSlots": WithSlots,
 
 
 async def assert_like_plain(graph: ps.Graph[..., Any], *args: Any) -> Any:
-    """Every way of running gives what plain Python gives; returns that."""
+    """Check that every way to run the graph gives the result of plain Python, and return this result."""
     expected = await graph(*args)
     for scheduler in SCHEDULERS:
         assert await engine.run(graph(*args), scheduler=scheduler) == expected  # type: ignore[arg-type]
@@ -264,7 +264,7 @@ async def test_a_body_of_control_flow_gets_new_lists_too() -> None:
 
         return await ps.map_each(each, xs)
 
-    # In plain Python the one list of this call would grow: nodes do not share what the body of a graph makes.
+    # # In plain Python, the items would share one list, which would grow. Nodes do not share objects that a body makes.
     assert await engine.run(graph([1, 2])) == [[0, 1], [0, 2]]
     assert await engine.run(graph([1, 2])) == [[0, 1], [0, 2]]
 

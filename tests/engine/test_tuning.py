@@ -1,4 +1,4 @@
-"""`engine.tuned_for_serving` sets the collector and the switch interval, and gives both back."""
+"""`engine.tuned_for_serving` sets the collector and the switch interval, and restores both at its end."""
 
 import gc
 import sys
@@ -20,7 +20,7 @@ def settings() -> Settings:
 
 @pytest.fixture(autouse=True)
 def before() -> Settings:
-    gc.unfreeze()  # this session has frozen what it imported; it does so again after the test
+    gc.unfreeze()  # the session has frozen its modules, and does so again after each test
     return settings()
 
 
@@ -51,7 +51,7 @@ def test_what_there_is_when_the_server_is_ready_is_collected_and_then_left_out()
     garbage, kept = Cyclic(), Cyclic()
     del garbage
     with engine.tuned_for_serving():
-        assert [found for found in gc.get_objects() if isinstance(found, Cyclic)] == []  # frozen objects are not shown
+        assert [found for found in gc.get_objects() if isinstance(found, Cyclic)] == []  # frozen objects are not listed
     assert [found for found in gc.get_objects() if isinstance(found, Cyclic)] == [kept]
 
 
@@ -75,7 +75,7 @@ def test_the_last_of_several_threads_gives_back_whichever_it_is(before: Settings
     with engine.tuned_for_serving():
         other.start()
         entered.wait()
-    assert settings() == TUNED  # the first has left, and the other is inside
+    assert settings() == TUNED  # the first block has ended, the second has not
     may_leave.set()
     other.join()
     assert settings() == before

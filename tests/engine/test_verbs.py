@@ -1,4 +1,4 @@
-"""The verbs where they cannot work: outside of a loop, on what is not theirs; and what a stream's position means."""
+"""Verbs that cannot work: without a loop, or with wrong arguments; and the meaning of a stream's position."""
 
 import asyncio
 import sys

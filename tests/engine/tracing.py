@@ -1,4 +1,4 @@
-"""Graphs from source text, and what tracing them says; for the tests of the tracer."""
+"""Graphs from source text, and the errors of tracing them; for the tests of the tracer."""
 
 import textwrap
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def collect(*values: object, **named: object) -> tuple[object, ...]:
 
 
 def define(source: str, /, name: str = "g", **namespace: Any) -> Any:
-    """What `source` defines under `name`. It has no file, so only the tracer itself can find what is wrong in it."""
+    """The object that `source` defines under `name`. It has no file, so only the tracer can find its mistakes."""
     names: dict[str, Any] = {"ps": ps, "double": double, "add": add, "collect": collect, **namespace}
     exec(compile(textwrap.dedent(source), "<graph>", "exec"), names)
     return names[name]
