@@ -47,7 +47,7 @@ KINDS: dict[str, Kind] = {
     "pure_mix": Kind(lambda a, b: total((b, a)), pure=True),
     "pair": Kind(lambda a: (total(a), (total(a) * 5) % 97), 1, is_async=False),
 }
-# # Nodes that control flow calls.
+# Nodes that control flow calls.
 HELPERS: dict[str, Kind] = {
     "odd": Kind(lambda a: total(a) % 2, 1),
     "branch": Kind(lambda a, count: total(a) % count, is_async=False),
@@ -55,7 +55,7 @@ HELPERS: dict[str, Kind] = {
     "unfinished": Kind(lambda state: state[0] < 3, 1),
     "counted": Kind(lambda a: a + 1, 1, is_async=False),
 }
-# # The least and the largest number of bodies of each control flow function.
+# The least and the largest number of bodies of each control flow function.
 BODIES = {"cond": (2, 2), "switch": (1, 3), "while_loop": (1, 1), "map_each": (1, 1)}
 
 

@@ -270,7 +270,7 @@ async def test_the_rate_of_a_service_whose_callers_take_a_moment_to_come_back_is
         assert entrance.reserve_nowait()
         clock.now += 0.01
         assert entrance.reserve_nowait()
-    # # The service completes 67 calls a second; it would complete more if none of its places were ever free.
+    # The service completes 67 calls a second; it would complete more if none of its places were ever free.
     assert entrance.statistics().calls_per_second == pytest.approx(80, rel=0.05)
 
 
@@ -670,7 +670,7 @@ def test_a_tenant_with_few_calls_waits_for_its_own_share_and_not_for_the_queue_o
                 callers.create_task(call("b"))
 
     run_virtual(main, timeout_seconds=10_000)
-    # # The share of the key is two places: it waits for its own queue, and for the calls in flight when it comes.
+    # The share of the key is two places: it waits for its own queue, and for the calls in flight when it comes.
     assert waits == sorted(waits)
     assert all(wait <= number / 2 + 0.75 for number, wait in enumerate(waits))
     assert waits[-1] > 2  # it shares the places
@@ -801,7 +801,7 @@ async def test_a_key_has_no_more_places_and_no_longer_queue_than_it_may() -> Non
         more = [asyncio.create_task(service("a", 5.0)) for _ in range(3)]
         with pytest.raises(Overloaded) as refused:
             await more.pop()
-        # # Two calls are queued before this call, and a call takes a second.
+        # Two calls are queued before this call, and a call takes a second.
         assert refused.value.retry_after_seconds is None  # never full, so no rate was measured
         await asyncio.gather(*first, *more)
 

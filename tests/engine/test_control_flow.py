@@ -309,7 +309,7 @@ async def plain(x: int) -> int:
     return x
 
 
-# # Each with the text of its error.
+# Each with the text of its error.
 MISUSES = [
     ("ps.cond(True, total(1), total, x)", "ps.cond(predicate, then, otherwise, operand) got then=<Call of graph total",
      "without calling it"),

@@ -56,7 +56,7 @@ async def seen(stream: engine.EventStream[Progress, Any]) -> list[int]:
     return [event.value.done async for event in stream]
 
 
-# # The events that a reader gets.
+# The events that a reader gets.
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -284,7 +284,7 @@ async def test_a_graph_that_gives_a_stream_has_no_result() -> None:
             await items.result()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
-# # Events of calls that go on after a restart.
+# Events of calls that go on after a restart.
 
 
 @pytest.mark.parametrize("is_deployed", [False, True])
@@ -350,7 +350,7 @@ async def test_what_a_checkpointed_stream_emits_comes_again_after_a_restart(tmp_
         engine.stream(one(1), events=Progress, checkpoint=ps.Checkpoint(tmp_path))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-# # Bounds and order of events.
+# Bounds and order of events.
 
 
 @pytest.mark.parametrize("capacity", [None, 1, 5])
@@ -451,7 +451,7 @@ async def test_emitters_that_wait_for_room_are_let_in_in_the_order_in_which_they
         assert [event.value async for event in events] == list(range(20))
 
 
-# # Code that may emit, and code that may not.
+# Code that may emit, and code that may not.
 
 
 @ps.node
@@ -554,7 +554,7 @@ async def test_a_call_of_one_value_without_events_is_refused_and_says_how_to_rea
             service.stream(in_thread(1), events=Progress)
 
 
-# # Events without a reader, and events after the outcome.
+# Events without a reader, and events after the outcome.
 
 
 @pytest.mark.parametrize("graph", [one, in_thread], ids=lambda graph: graph.name)
@@ -627,7 +627,7 @@ async def test_an_item_that_was_cancelled_emits_nothing_more() -> None:
             await anext(events)
 
 
-# # Ends of calls and of their events.
+# Ends of calls and of their events.
 
 
 async def test_the_error_of_the_call_comes_after_the_events_before_it() -> None:

@@ -97,7 +97,7 @@ async def test_the_source_is_asked_for_no_more_than_may_be_in_flight() -> None:
         assert [await started.get() for _ in range(3)] == [0, 1, 2]
         gates[1].set()
         gates[2].set()
-        # # Results keep input order: the first item holds back the places of the items that have ended.
+        # Results keep input order: the first item holds back the places of the items that have ended.
         gates[0].set()
         assert [await started.get() for _ in range(3)] == [3, 4, 5]
         assert asked == [0, 1, 2, 3, 4, 5]

@@ -296,7 +296,7 @@ async def test_without_caching_each_run_stream_and_deployment_traces_anew_and_me
             async with own.stream(giving(1), reuse_plans=is_cached) as given:
                 assert await _list(given) == [1, 1]
             assert counting.counts() == expected
-        # # The cached plan is the same as before, and no other plan was kept.
+        # The cached plan is the same as before, and no other plan was kept.
         assert await own.run(graph(1)) == [1, 1]
         assert counting.counts() == (0, 1)
         gc.collect()
@@ -417,7 +417,7 @@ async def by_executor() -> bool:
         (lambda: engine.run(asking_a_thread()), True),
         (lambda: engine.run(asking_the_loop()), True),
         (lambda: by_thread(contextvars.copy_context()), True),
-        # # From Python 3.14 on, threads may inherit the context of their starter; a build without a GIL does so by
+        # From Python 3.14 on, threads may inherit the context of their starter; a build without a GIL does so by
         # default.
         (by_thread, bool(getattr(sys.flags, "thread_inherit_context", False))),
         (by_executor, bool(getattr(sys.flags, "thread_inherit_context", False))),

@@ -89,7 +89,7 @@ async def test_a_traced_graph_does_what_plain_python_does(program: Program, x: i
     assert calls == {name: 3 * count for name, count in optimised.calls.items()}
 
 
-# # In plain Python, a failure leaves coroutines behind that later lines would have awaited.
+# In plain Python, a failure leaves coroutines behind that later lines would have awaited.
 @pytest.mark.filterwarnings("ignore:coroutine 'make_node", "ignore:Exception ignored in. <coroutine object make_node")
 @given(program=programs(), x=st.integers(0, 5), fails=st.none() | st.integers(0, 30))
 async def test_effects_come_in_the_order_of_plain_python_and_none_behind_a_failure(

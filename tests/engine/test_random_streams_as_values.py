@@ -131,7 +131,7 @@ async def book(number: int) -> None:
     booked.append(number)
 
 
-# # Nodes that read a whole stream, indexed by the number of the stage; all but the first have few places.
+# Nodes that read a whole stream, indexed by the number of the stage; all but the first have few places.
 READERS: list[Any] = [listed, limited_list, stateful_list]
 
 
@@ -148,7 +148,7 @@ def build(stages: list[Stage], other: list[Stage]) -> ps.Graph[[int, int], Async
                 values = _stage(kind, number, values)
         return values
 
-    # # If both pipelines failed, a scheduler could meet either error first: so only one pipeline fails.
+    # If both pipelines failed, a scheduler could meet either error first: so only one pipeline fails.
     other = [(kind, -1 if kind == "checked" else number) for kind, number in other]
 
     @ps.graph

@@ -40,7 +40,7 @@ def define(source: str, /, **namespace: Any) -> tuple[Callable[..., object], dic
     return namespace["graph"], namespace
 
 
-# # Places that can hold nodes. They are source text, so that every case can change its own classes.
+# Places that can hold nodes. They are source text, so that every case can change its own classes.
 PLACES = """
 import linecache
 class Policed(FakeNode):
@@ -89,7 +89,7 @@ class Lazy:
 BODY = "async def graph(query):\n    return await {}(query)\n"
 READING = "async def graph(query):\n    return {}\n"
 
-# # The callee of the body, a statement that sets up the globals, and statements that each make the trace stale.
+# The callee of the body, a statement that sets up the globals, and statements that each make the trace stale.
 CHANGES = [
     ("fetch", "fetch = FakeNode()", ["fetch = FakeNode()", "del fetch", "fetch = 3"]),
     ("fetch", "fetch = lambda query: query", ["fetch = FakeNode()"]),
@@ -122,7 +122,7 @@ CHANGES = [
     ("linecache.getline", "pass", ["linecache = SimpleNamespace(getline=FakeNode())"]),
 ]  # fmt: skip
 
-# # The same for plain values: an expression that the body reads, its setup, and statements that change it.
+# The same for plain values: an expression that the body reads, its setup, and statements that change it.
 VALUES = [
     ("limit", "limit = 3", ["limit = 4", "del limit"]),
     ("limit", "limit = 1", ["limit = True"]),

@@ -41,7 +41,7 @@ def check(fn: Callable[..., object]) -> None:
     check_source(fn, is_node=is_node, is_graph=is_graph)
 
 
-# # The module that the snippets stand in. The graph of a snippet is `g`; the rest is ordinary code of a user's module.
+# The module that the snippets stand in. The graph of a snippet is `g`; the rest is ordinary code of a user's module.
 PRELUDE = """
 import asyncio, anyio, collections, functools, time
 from contextlib import suppress
@@ -155,7 +155,7 @@ INSIDE = "inside a node"
 WITH = "@ps.resource"
 STORE = "return the value"
 
-# # Bodies of `async def g(q, k=2)`. A line that must be reported ends in a comment `#!` with a part of its remedy.
+# Bodies of `async def g(q, k=2)`. A line that must be reported ends in a comment `#!` with a part of its remedy.
 REFUSED = {
     "try": """
         try:  #! {FALLBACK}

@@ -257,7 +257,7 @@ def waited(node: str, seconds: float, graph: str = "search", **fields: Any) -> A
         ([waited("now and then", 4.9)], None),
         ([waited("first", 80.0), waited("last full one", 30.0), waited("behind it", 1.0)], "last full one"),
         ([waited("one", 80.0, "a"), waited("other", 90.0, "b")], "other"),
-        # # The node is busy for a tenth of the time: a burst filled its inbox, but the node does not limit.
+        # The node is busy for a tenth of the time: a burst filled its inbox, but the node does not limit.
         ([waited("burst", 30.0, concurrency=2, busy_seconds=2.0)], None),
         ([waited("slow", 30.0, concurrency=2, busy_seconds=19.0),
           waited("burst", 6.0, concurrency=1, busy_seconds=1.0)], "slow"),
@@ -422,7 +422,7 @@ def test_numbers_are_short_and_have_their_units(shown: str, expected: str) -> No
     assert shown == expected
 
 
-# # --- The difference of two snapshots ---
+# --- The difference of two snapshots ---
 
 
 def test_what_happened_between_two_looks() -> None:

@@ -29,7 +29,7 @@ class Box:
     value: object
 
 
-# # Text of the message, words of its remedy, and expressions of the Ref `v` that cause it.
+# Text of the message, words of its remedy, and expressions of the Ref `v` that cause it.
 REFUSED: list[tuple[str, list[str], list[str]]] = [
     ("truth value", ["ps.cond", "ps.while_loop"], ["bool(v)"]),
     ("truth value", ["ps.cond"], ["1 if v else 2", "v and 1", "v or 1", "not v"]),
@@ -97,7 +97,7 @@ def test_a_value_that_is_not_known_refuses(expression: str, what: str, remedies:
     assert_names_line_and_remedy(message, 4, what, remedies)
 
 
-# # A statement cannot be written as the lambda of a step, and an awaited call needs no step.
+# A statement cannot be written as the lambda of a step, and an awaited call needs no step.
 NO_EXPRESSION = ("operator.setitem", "operator.delitem", "setattr", "delattr", "await v")
 
 

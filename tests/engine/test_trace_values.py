@@ -264,7 +264,7 @@ async def test_a_body_of_control_flow_gets_new_lists_too() -> None:
 
         return await ps.map_each(each, xs)
 
-    # # In plain Python, the items would share one list, which would grow. Nodes do not share objects that a body makes.
+    # In plain Python, the items would share one list, which would grow. Nodes do not share objects that a body makes.
     assert await engine.run(graph([1, 2])) == [[0, 1], [0, 2]]
     assert await engine.run(graph([1, 2])) == [[0, 1], [0, 2]]
 

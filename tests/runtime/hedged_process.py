@@ -1,4 +1,4 @@
-"""A node for worker processes, which can import it: the one of two attempts waits, and the other does not."""
+"""A node that worker processes can import: one of its two attempts waits, and the other does not."""
 
 import os
 import time
@@ -9,13 +9,13 @@ import penstock as ps
 
 @ps.node(runs_on="process", hedge=ps.Hedge(after_seconds=0.05, max_share=1))
 def one_is_slow(folder: str, slow: str) -> int:
-    """Return the number of the process; the "first" to begin, or the "second", waits for the file "go-on"."""
+    """Return the process id; the attempt that `slow` names, "first" or "second", waits for the file "go-on"."""
     path, pid = Path(folder), os.getpid()
     (path / f"begun-{pid}").touch()
     try:
         (path / "first").touch(exist_ok=False)
         is_slow = slow == "first"
-        while not is_slow and len([*path.glob("begun-*")]) < 2:  # until the other has begun
+        while not is_slow and len([*path.glob("begun-*")]) < 2:  # until the other attempt has begun
             time.sleep(0.01)
     except FileExistsError:
         is_slow = slow == "second"

@@ -1,4 +1,4 @@
-"""Process nodes of tests; a module of its own, so that a worker imports little."""
+"""Process nodes of tests, in a separate module so that a worker imports little."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from penstock import engine
 
 @ps.node(batch=ps.Batch(4), runs_on="process")
 def squares(numbers: list[int]) -> list[int | Exception]:
-    """Gives the square of each number with the size of the batch and the process, or an error."""
+    """Gives the square of each number, or an error for a negative number; 13 kills the worker."""
     if 13 in numbers:
         os.kill(os.getpid(), 9)
     if 99 in numbers:
@@ -24,21 +24,21 @@ def squares(numbers: list[int]) -> list[int | Exception]:
 
 
 class ApiError(Exception):
-    """Pickles, and cannot be rebuilt, since its `args` are not what its constructor takes. Many are like that."""
+    """An error that pickles, but cannot be rebuilt: its `args` do not fit its constructor, as with many errors."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code}: {message}")
 
 
 class Unbuilt:
-    """A result that pickles, and cannot be rebuilt."""
+    """A result that pickles, but cannot be rebuilt."""
 
     def __reduce__(self) -> tuple[type, tuple[int]]:
         return ApiError, (400,)
 
 
 class AsList(Sequence[object]):
-    """A sequence that is rebuilt as a list."""
+    """A sequence that unpickles as a list."""
 
     def __init__(self, items: list[object]) -> None:
         self._items = items
@@ -55,21 +55,21 @@ class AsList(Sequence[object]):
 
 @ps.node(batch=ps.Batch(16), runs_on="process")
 def with_table(numbers: list[int]) -> AsList:
-    """Gives each number with a table, in a sequence that is no list."""
+    """Pairs each number with one shared table, in a sequence that is no list."""
     table = list(range(100))
     return AsList([(number, table) for number in numbers])
 
 
 @ps.node(batch=ps.Batch(16), runs_on="process")
 def sharing(numbers: list[int]) -> list[object]:
-    """Gives each number with a table, which all results share."""
+    """Maps each number to a table that all results share."""
     table = list(range(100))
     return [{number: table} for number in numbers]
 
 
 @ps.node(batch=ps.Batch(16), runs_on="process")
 def unlocked(values: list[object]) -> tuple[object, ...]:
-    """Gives each value, but what the name says in place of some texts."""
+    """Gives each value; a text makes the object that it names."""
     shared = bytearray(b"shared")
     made: dict[str, Callable[[], object]] = {
         "lock": threading.Lock,
@@ -82,7 +82,7 @@ def unlocked(values: list[object]) -> tuple[object, ...]:
 
 @ps.node(runs_on="process", timeout_seconds=0.6)
 def timed(seconds: float) -> float:
-    """Takes so long."""
+    """Sleeps for `seconds`."""
     time.sleep(seconds)
     return seconds
 
@@ -110,7 +110,7 @@ _failed = set[int]()
 
 @ps.node(runs_on="process", retry=ps.Retry(attempts=2))
 def failing_once(x: int) -> int:
-    """Takes a tenth of a second, and fails for each number once."""
+    """Takes a tenth of a second, and fails at the first attempt of each number."""
     time.sleep(0.1)
     if x not in _failed:
         _failed.add(x)
@@ -126,13 +126,13 @@ class Offset:
 
     @ps.node(batch=ps.Batch(4), runs_on="process")
     def added(self, numbers: list[int]) -> list[int]:
-        """Adds the offset in a worker."""
+        """Adds the offset, in a worker process."""
         return [number + self.offset for number in numbers]
 
 
 @ps.node(runs_on="process")
 class Model:
-    """Is slow to make, and writes to a file what becomes of it."""
+    """A model that is slow to make, and writes its events to a file."""
 
     def __init__(self, path: str, factor: int = 1) -> None:
         self.path = path
@@ -152,7 +152,7 @@ class Model:
         self._tell("left")
 
     def __call__(self, number: int) -> tuple[int, int, int]:
-        """Gives the product, the process and how many calls this instance has had; dies with the number 13."""
+        """Gives the product, the process id and the number of calls of this instance; 13 kills the worker."""
         if number == 13:
             os.kill(os.getpid(), 9)
         self.calls += 1
@@ -161,7 +161,7 @@ class Model:
 
 @ps.node
 async def fails(number: int) -> int:
-    """Raises an error that says its argument."""
+    """Raises an error with its argument."""
     raise ValueError(f"no {number}")
 
 

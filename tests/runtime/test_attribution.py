@@ -1,4 +1,4 @@
-"""Notes and `current()` name the node, item and attempt that they are about, also in chains and for the first item."""
+"""Notes and `current()` name the right node, item and attempt, also in chains and for the first item."""
 
 import asyncio
 from typing import Any
@@ -42,7 +42,7 @@ async def chain(x: int) -> int:
 
 
 async def outcomes(way: str, *numbers: int) -> list[BaseException | int | None]:
-    """What came of each number, in one of the ways to run."""
+    """The result or error of each number, for one way to run the chain."""
     found: list[BaseException | int | None] = []
     if way == "run":
         for number in numbers:
@@ -64,7 +64,7 @@ async def outcomes(way: str, *numbers: int) -> list[BaseException | int | None]:
 
 
 def fresh_chain(number: int) -> Any:
-    """A chain that no call has gone through yet."""
+    """A call of a chain that no item has passed yet."""
 
     @ps.graph
     async def chain(x: int) -> int:
@@ -78,7 +78,7 @@ ATTRIBUTED = "in node 'odd_only' of graph 'chain', item {item}, attempt 1"
 
 @pytest.mark.parametrize("way", ["run", "stream", "deploy"])
 async def test_the_error_of_the_very_first_item_names_the_link_that_failed(way: str) -> None:
-    """The first item of an actor is timed, and takes another path than those after it."""
+    """An actor times its first item, which takes another code path than later items."""
     call = fresh_chain(1)
     if way == "run":
         with pytest.raises(LookupError) as raised:
@@ -176,4 +176,4 @@ async def test_a_task_that_outlives_its_handler_is_not_taken_for_another_item() 
 
     async with engine.stream(line(x) for x in range(4)) as stream:
         assert [x async for x in stream] == [0, 1, 2, 3]
-    assert await tasks[0] == 0  # its own item, or nothing, which counts as item 0
+    assert await tasks[0] == 0  # its own item, or no item, which counts as item 0

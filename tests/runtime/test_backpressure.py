@@ -1,4 +1,5 @@
-"""A bounded graph cannot deadlock: whatever waits for room goes on when there is room, in any order of events."""
+"""A bounded graph cannot deadlock: a producer that waits for room goes on when there is room, in any order of
+events."""
 
 import asyncio
 
@@ -43,7 +44,7 @@ async def fork(x: int) -> int:
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_producer_that_finds_its_frame_done_when_it_wakes(effort: int, ordered: bool) -> None:
-    """It waits at a full inbox while others carry the frame to its end; the window gets its place back once."""
+    """A producer waits at a full inbox while other workers end its frame; the window gets one place back."""
 
     async def main() -> None:
         async with engine.stream((fork(x) for x in range(30)), max_in_flight=6, ordered=ordered) as stream:
@@ -97,7 +98,7 @@ def test_the_options_of_a_run_that_have_no_effect_are_refused() -> None:
 
 
 class Page:
-    """Has no body if its number is 5."""
+    """A page; number 5 has no body."""
 
     def __init__(self, number: int) -> None:
         if number != 5:
@@ -150,7 +151,7 @@ async def test_a_value_that_cannot_tell_its_size_fails_its_item_only() -> None:
         return len(view)
 
     graph = make >> measure
-    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # it hangs, which is enough
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # logs of this error do not matter
     async with engine.stream(graph(x) for x in range(5)) as stream:
         outcomes = [outcome async for outcome in stream.outcomes()]
     assert [outcome.value for outcome in outcomes] == [10, 10, None, 10, 10]

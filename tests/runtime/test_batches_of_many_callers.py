@@ -1,4 +1,5 @@
-"""Callers of a batch come again together: no batch of one between two of all others; and one alone waits for nobody."""
+"""Callers of a batch stay together: batches of one do not alternate with batches of all others. A lone caller never
+waits."""
 
 import asyncio
 import time
@@ -88,7 +89,8 @@ WAYS = [
 @pytest.mark.parametrize("call", [on_the_loop, in_a_thread], ids=["loop", "thread"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 async def test_batches_hold_all_callers(way: Callable[[Any], Any], call: Any) -> None:
-    """Two or three at the beginning do not, and one at the end: of 24 in turn of one and of all others, 12 are left."""
+    """Up to three batches at the beginning and one at the end are smaller; alternating batches would be twice as
+    many."""
     sizes.clear()
     await way(call)
     assert sum(sizes) == WIDTH * ROUNDS
@@ -96,7 +98,7 @@ async def test_batches_hold_all_callers(way: Callable[[Any], Any], call: Any) ->
 
 
 async def test_nothing_waits_for_a_caller_alone() -> None:
-    """Each call takes as many turns of the loop as it did before: those of its batch, and those of its own way."""
+    """A call takes only the turns of the loop that its batch and its own path need."""
     handled_in: list[int] = []
     turns = 0
 

@@ -1,4 +1,4 @@
-"""Batched nodes: items of many requests in one call of a function, each with its own outcome."""
+"""Batched nodes: one call of a function takes items of many requests, and each item has its own outcome."""
 
 import asyncio
 import contextvars
@@ -21,7 +21,7 @@ BatchFunction = Callable[[list[int]], Awaitable[list[int | Exception]]]
 
 
 class Recorder:
-    """A batched function that doubles, and what it got."""
+    """A batched function that doubles its items, and records its batches."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -109,7 +109,7 @@ def test_a_small_batch_waits_for_others_and_no_longer() -> None:
             calls.append(asyncio.create_task(service(1)))
             await asyncio.gather(*calls)
             await asyncio.sleep(1)
-            await asyncio.gather(*(service(x) for x in range(3)))  # a full one waits for nobody
+            await asyncio.gather(*(service(x) for x in range(3)))  # a full batch does not wait
 
     testing.run_virtual(main, timeout_seconds=60)
     assert recorder.batches == [[0, 1], [0, 1, 2]]
@@ -134,7 +134,7 @@ async def test_an_item_that_costs_too_much_or_has_no_cost_is_refused_alone() -> 
     def cost(value: int) -> float:
         if value == 3:
             raise KeyError("no price")
-        if value == 6:  # as `result()` of a task that was cancelled does
+        if value == 6:  # as `result()` of a cancelled task does
             raise asyncio.CancelledError
         return {4: float("nan"), 5: -1}.get(value, value)
 
@@ -184,7 +184,7 @@ async def test_a_batch_that_fails_as_a_whole_fails_all_of_its_items(
         return returned  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
 
     async with engine.deploy(ps.graph(wrong)) as service:
-        for _ in range(2):  # it goes on after that
+        for _ in range(2):  # the node goes on after the error
             results = await asyncio.gather(*(service(x) for x in range(3)), return_exceptions=True)
             for result in results:
                 assert isinstance(result, error)
@@ -218,7 +218,7 @@ def test_expired_items_are_not_in_the_batch() -> None:
 
 
 class Held:
-    """A batched function that waits until it is let go."""
+    """A batched function whose calls wait until a test releases them."""
 
     def __init__(self) -> None:
         self.running: list[tuple[list[int], asyncio.Event]] = []
@@ -256,7 +256,7 @@ async def test_what_waits_beyond_max_queue_is_refused() -> None:
     async with engine.deploy(ps.graph(node)) as service:
         calls = [asyncio.create_task(service(x)) for x in range(8)]
         await testing.wait_quiescent()
-        # two run, two are the next batch, one waits
+        # Two items run, two items form the next batch, one item waits; the others are refused.
         assert [call.done() for call in calls] == [False] * 5 + [True] * 3
         with pytest.raises(ps.Overloaded, match="'held' refuses an item"):
             await calls[7]
@@ -306,7 +306,7 @@ async def test_a_batch_that_nobody_wants_any_more_is_cancelled(swallows: bool) -
         await testing.wait_quiescent()
         calls[0].cancel()
         await testing.wait_quiescent()
-        assert not ended  # somebody still waits for the other item
+        assert not ended  # the caller of the other item still waits
         calls[1].cancel()
         assert await service(2) == 2
         await asyncio.wait(calls)
@@ -339,7 +339,7 @@ async def test_a_plain_function_runs_in_a_thread_and_its_scope_waits_for_it() ->
 
 
 class HeldThread:
-    """A batched function for a thread, whose first batch waits; and the batches that it got."""
+    """A batched function for a thread; its first batch waits, and all batches are recorded."""
 
     def __init__(self, handle: Callable[[list[int]], Sequence[int]] = list) -> None:
         self.batches: list[list[int]] = []
@@ -361,7 +361,7 @@ class HeldThread:
 
 
 async def queued(service: engine.Service[[int], int], items: range) -> list[asyncio.Task[int]]:
-    """Call a service with one item, and then with the others, which wait for a batch."""
+    """Call a service with the first item, and then with the other items, which wait for a batch."""
     calls = [asyncio.create_task(service(item)) for item in items[:1]]
     await testing.wait_quiescent()
     calls += [asyncio.create_task(service(item)) for item in items[1:]]
@@ -375,14 +375,14 @@ async def test_a_thread_goes_on_with_what_waits_while_the_loop_is_held() -> None
         calls = await queued(service, range(6))
         held.go_on.set()
         for _ in range(2):
-            assert held.begun.acquire(timeout=30)  # without a turn of the loop
+            assert held.begun.acquire(timeout=30)  # the loop takes no turn meanwhile
         assert await asyncio.gather(*calls) == list(range(6))
     assert held.batches == [[0], [1, 2], [3, 4], [5]]
 
 
 @asynccontextmanager
 async def one_thread(max_size: int, *, of_engine: bool) -> AsyncIterator[tuple[HeldThread, Any, Any, Any]]:
-    """A deployment with one thread, of a batched node and of another one for items, which run the same function."""
+    """A deployment with one thread; a batched node and a node for single items run the same function."""
     held = HeldThread()
     batched, other = held.graph(max_size), ps.graph(ps.node(runs_on="thread")(lambda x: held([x])[0]))
     async with (
@@ -437,7 +437,7 @@ async def test_a_batch_that_everybody_leaves_while_it_waits_for_a_thread_is_not_
 
 
 class Unreadable(list[int]):
-    """A list that fails when its items are asked for."""
+    """A list that raises an error when it is iterated."""
 
     def __iter__(self) -> Iterator[int]:
         raise KeyError("unreadable")
@@ -563,7 +563,7 @@ def test_annotations_are_those_of_an_item() -> None:
 
     @ps.graph
     async def sizes(text: str) -> int:
-        size, _ = await embed(text)  # its length is known
+        size, _ = await embed(text)  # the annotation tells the length
         return size
 
     @ps.graph
@@ -602,9 +602,9 @@ async def test_a_scope_waits_for_a_thread_however_long_it_takes() -> None:
     async with engine.deploy(ps.graph(stuck)) as service:
         call = asyncio.create_task(service(1))
         await testing.wait_quiescent()
-        begun.wait()  # a batch that no thread has begun would be skipped
+        begun.wait()  # otherwise abort() would skip the batch
         stopping = asyncio.create_task(service.abort())
-        await asyncio.sleep(3600)  # virtual
+        await asyncio.sleep(3600)  # virtual seconds
         assert not stopping.done()
         go_on.set()
         await stopping
@@ -696,12 +696,12 @@ def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
 
 
 class Large:
-    """An argument that something may hold too long."""
+    """An argument that must not be held too long."""
 
 
 @pytest.mark.parametrize("runs_on", ["loop", "thread"])
 async def test_a_call_that_has_ended_holds_its_argument_no_longer(runs_on: Literal["loop", "thread"]) -> None:
-    """By reference counts alone: a cycle would keep it until the collector runs."""
+    """Reference counts alone must free the argument: a cycle would keep it until the collector runs."""
 
     def handle(items: list[Large]) -> list[int]:
         return [1] * len(items)
@@ -721,7 +721,7 @@ async def test_a_call_that_has_ended_holds_its_argument_no_longer(runs_on: Liter
         try:
             assert [await ask(service) for _ in range(3)] == [1] * 3
             await asyncio.gather(*[ask(service) for _ in range(5)])
-            await ask(service)  # what a thread did last, it may still hold
+            await ask(service)  # a thread may still hold its last argument
             assert not [one for one in arguments[:-1] if one() is not None]
         finally:
             gc.enable()

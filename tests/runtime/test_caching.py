@@ -1,4 +1,4 @@
-"""Results that a node keeps: for whom, for how long, and one computation for all equal calls at a time."""
+"""Results that a node keeps: their scope, their lifetime, and one computation at a time for all equal calls."""
 
 import asyncio
 import sys
@@ -34,7 +34,7 @@ class Calls(Counter[Any]):
         return compute
 
 
-# What an entry counts beside its result.
+# Bytes that an entry counts besides its result.
 BESIDE = 300 + sum(map(sys.getsizeof, [(None, None), "a"]))
 
 
@@ -452,7 +452,7 @@ async def test_results_of_fallback_and_failover_are_not_kept() -> None:
 
 
 class Gate:
-    """A node that waits until it may go on, and notes how it ended."""
+    """A node that waits until a test lets it go on, and records how it ended."""
 
     def __init__(self, cache: ps.Cache = KEPT) -> None:
         self.begun = asyncio.Event()
@@ -501,7 +501,7 @@ async def test_the_computation_is_cancelled_when_the_last_waiter_leaves() -> Non
         for waiter in waiters:
             waiter.cancel()
         await asyncio.gather(*waiters, return_exceptions=True)
-        assert gate.ended == ["cancelled"]  # and it has unwound before the last waiter was free
+        assert gate.ended == ["cancelled"]  # it has unwound before the last waiter ended
         gate.go_on.set()
         assert await e.run(gate.ask("a")) == "a"
 
@@ -593,7 +593,7 @@ async def test_a_call_that_joins_a_computation_that_waits_for_its_place_is_refus
     async with engine.Engine() as e:
         outer = asyncio.create_task(e.run(ask(1)))
         await begun.wait()
-        inner = asyncio.create_task(e.run(ask(0)))  # it waits for the place
+        inner = asyncio.create_task(e.run(ask(0)))  # this run waits for the place
         await testing.wait_quiescent()
         go_on.set()
         with pytest.raises(ps.ReentrantCallError, match="the only place is held by handlers that wait"):
@@ -624,7 +624,7 @@ async def test_an_abort_ends_computations_that_wait_for_each_other_unseen() -> N
         nonlocal waits
         await both.wait()
         waits += 1
-        # A task with an empty context: nobody knows for whom it works.
+        # A task with an empty context: the engine cannot know the call that it works for.
         return await asyncio.create_task(e.run(ask(3 - value)), context=Context())
 
     ask = ps.graph(mutual)
@@ -714,7 +714,7 @@ def test_it_is_drawn_with_what_it_computes() -> None:
     assert "computed" in drawn
 
 
-# What is refused.
+# Refused options and keys.
 
 
 def test_effects_state_and_streams_are_not_kept() -> None:
@@ -766,7 +766,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
         ps.Cache(**options)
 
 
-# Against an oracle: a few lines that keep results as the page says.
+# Compare with an oracle: a few lines that keep results as the documentation says.
 
 
 class Oracle:
@@ -835,7 +835,7 @@ def test_it_keeps_what_a_few_lines_would_keep(steps: list[tuple[int, int, int, b
 
 
 async def _some_leave(seed: int) -> None:
-    """Calls with few different arguments, of which some are cancelled at any time."""
+    """Calls with few different arguments; some calls are cancelled at random times."""
     import random
 
     draw = random.Random(seed)

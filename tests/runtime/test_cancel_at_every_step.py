@@ -1,6 +1,6 @@
-"""A cancel between any two things that happen ends the run, and leaves nothing of it.
+"""A cancel between any two steps of a run ends the run, and leaves nothing of it behind.
 
-`cancel_at_every_step` sends one cancel at each step of a run; the fuzz below sends up to three at random ones.
+`cancel_at_every_step` sends one cancel at each step of a run; the fuzz below sends up to three at random steps.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from tests.kit import plain, virtual
 
 
 class Books:
-    """What was entered, left and begun in one run."""
+    """Counts of instances entered and left, and of handlers begun, in one run."""
 
     def __init__(self) -> None:
         self.open()
 
     def open(self) -> None:
-        """Begin another run."""
+        """Reset all counts for another run."""
         self.entered = 0
         self.left = 0
         self.running = 0
@@ -75,7 +75,7 @@ async def total(values: list[int]) -> int:
 
 @ps.node
 class Model:
-    """Suspends on its way in and on its way out, and has to leave whatever it has entered."""
+    """An instance that suspends while it is entered and while it is left; an entered instance must be left."""
 
     async def __aenter__(self) -> "Model":
         await asyncio.sleep(0.5)
@@ -193,7 +193,7 @@ def test_a_cancel_at_any_step_leaves_nothing(way, graph: str) -> None:
         books.check()
         books.open()
         if outcome.cancelled:
-            # A cancel that comes when the result is there already may lose against it.
+            # A cancel that comes after the result may have no effect.
             assert isinstance(outcome.error, asyncio.CancelledError | None), where
         else:
             assert outcome.error is None, where
@@ -207,7 +207,7 @@ def random_cancels(seed: int) -> Iterator[int]:
 
 
 async def cancelled_at_random(way: Callable[[ps.Graph[[int], int]], Awaitable[int]], graph: str) -> None:
-    """Run with one to three cancels after random numbers of turns, which the seed of the loop decides."""
+    """Run a graph, and cancel it up to three times after random numbers of turns, drawn from the loop's seed."""
     books.open()
     loop = asyncio.get_running_loop()
     assert isinstance(loop, testing.SeededLoop)
@@ -220,7 +220,7 @@ async def cancelled_at_random(way: Callable[[ps.Graph[[int], int]], Awaitable[in
     task = asyncio.create_task(run())
     for turns in random_cancels(loop.seed):
         for _ in range(turns):
-            # Timers pass only while nobody takes turns.
+            # On the virtual clock, timers fire only while no task takes turns.
             await asyncio.sleep(0 if turns % 2 else 0.125)
         task.cancel()
     await asyncio.wait([task])
@@ -238,7 +238,7 @@ def test_whatever_is_entered_is_left_under_cancels_at_random_steps(way, graph: s
 
 @virtual
 async def test_a_second_cancel_does_not_leave_what_unwinds_behind() -> None:
-    """The first cancel makes `__aenter__` unwind, which takes its time; the second comes meanwhile."""
+    """The first cancel makes `__aenter__` unwind slowly; the second cancel comes meanwhile."""
     log: list[str] = []
 
     @ps.node
@@ -285,7 +285,7 @@ def test_the_end_of_an_engine_that_is_cancelled_still_ends_everything() -> None:
         began = asyncio.Event()
         task = asyncio.create_task(use(began))
         await began.wait()
-        await asyncio.sleep(0.25)  # the first of the two deployments is leaving its nodes
+        await asyncio.sleep(0.25)  # the first deployment is leaving its nodes
         task.cancel()
         await asyncio.wait([task])
         return task.cancelled(), {left.get_name() for left in asyncio.all_tasks() - {asyncio.current_task()}}

@@ -14,24 +14,24 @@ from penstock import engine, testing
 
 
 def cancels(effort: int) -> int:
-    """How many cancels each kind of storm sends on each loop: 100,000 with `make test-long`."""
+    """The number of cancels of each kind of storm on each loop: 100,000 with `make test-long`."""
     return 500 if effort == 1 else 5_000 * effort
 
 
 class Storm:
-    """What the handlers of a storm see."""
+    """The state that the handlers of a storm share: random numbers, and counts of cancels and complaints."""
 
     def __init__(self) -> None:
         self.begin(0)
 
     def begin(self, seed: int) -> None:
-        """Forget everything."""
+        """Reset the state for a new storm."""
         self.rng = random.Random(seed)
         self.cancels = 0
         self.complaints: Counter[str] = Counter()
 
     def turns(self) -> int:
-        """Draw how often a handler suspends."""
+        """Draw the number of times that a handler suspends."""
         return self.rng.choice((0, 0, 1, 2, 3, 5))
 
 
@@ -40,7 +40,7 @@ storm = Storm()
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Complain if a handler begins with a cancel that was meant for another, or changes its task."""
+    """Complain if a handler begins with a cancel that was meant for another handler, or changes its task."""
     task = asyncio.current_task()
     assert task is not None
     if task.cancelling():
@@ -123,7 +123,7 @@ async def stormy(x: int) -> int:
     return await total(b, c, d, e, f[0], f[1], f[2], await fails(a))
 
 
-CALM = -7  # `fails` lets negative numbers through
+CALM = -7  # `fails` returns negative numbers
 
 
 async def cancel_callers(call, wanted: int) -> None:
@@ -175,7 +175,7 @@ async def test_a_storm_of_cancelled_calls_of_a_deployment(effort: int) -> None:
 
 
 async def test_a_storm_of_failures_that_cancel_what_else_runs_for_their_item(effort: int) -> None:
-    """Items of a stream share their workers: a cancel that comes late would hit the next item."""
+    """Items of a stream share their workers: a late cancel would hit the next item."""
     storm.begin(3)
 
     def calls():

@@ -1,7 +1,7 @@
-"""Whoever is cancelled while something unwinds waits for it, costs nothing meanwhile, and is cancelled afterwards.
+"""A task that is cancelled while it waits for an unwinding task keeps waiting idly, and is cancelled afterwards.
 
-anyio's cancel scopes cancel again in every turn of the loop. On virtual time that would show: it passes only when
-nothing else can happen.
+anyio's cancel scopes cancel again in every turn of the loop. The virtual clock would show a task that wakes each time:
+its time passes only when no task can run.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""Context variables: a handler sees its caller's, and nothing that it sets reaches the caller or another call."""
+"""Context variables: a handler sees the values of its caller; values that it sets reach neither the caller nor other
+calls."""
 
 import asyncio
 import contextvars
@@ -61,7 +62,7 @@ async def test_a_handler_of_a_run_sees_its_caller_and_leaves_nothing(graph) -> N
 
 @pytest.mark.parametrize("graph", GRAPHS)
 async def test_every_call_of_a_deployment_has_a_context_of_its_own(graph) -> None:
-    """Also with the context of the caller, and not of the one who made the deployment."""
+    """It is a copy of the caller's context, and not of the context that made the deployment."""
     var.set("deployer")
 
     async def caller(name: str) -> None:
@@ -85,7 +86,7 @@ async def test_a_stream_runs_in_the_context_of_its_caller_and_leaves_nothing_the
     async with engine.stream(graph(x) for x in range(20)) as results:
         async for _ in results:
             assert var.get() == "caller"
-    # What later items of one stream see of earlier ones is unspecified, but no other stream sees it.
+    # Whether later items of a stream see values of earlier items is unspecified, but no other stream sees them.
     async with engine.stream([graph(2)]) as results:
         assert [seen async for seen in results] == ["caller"]
 
@@ -135,7 +136,7 @@ async def test_current_tells_where_a_handler_is() -> None:
 
     @ps.node(runs_on="thread")
     def threaded(x: int) -> int:
-        note(f"thread {x}")  # threads of several items overtake each other
+        note(f"thread {x}")  # items in threads overtake each other
         return x
 
     @ps.node
@@ -176,7 +177,7 @@ async def test_current_knows_the_time_that_is_left() -> None:
         return [await left(x), await timed(x)]
 
     (outer, inside), limited = await engine.run(both(1))
-    assert (outer, inside) == (None, None)  # a node called from a node is just its function
+    assert (outer, inside) == (None, None)  # a node that a node calls is just a function
     assert limited is not None
     assert 0 < limited <= 5
     (outer, _), limited = await engine.run(both(1), timeout_seconds=2)

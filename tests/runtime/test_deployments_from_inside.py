@@ -1,4 +1,4 @@
-"""A deployment that is called, drained or aborted by a task that it waits for itself when it ends."""
+"""A deployment that is called, drained or aborted by a task for which the deployment itself waits at its end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -74,7 +74,7 @@ async def test_a_loop_cannot_wait_for_its_own_deployment(way: str) -> None:
         assert await service(1) == 1
         with pytest.raises(KeyError):
             await service(13)
-        assert await service(2) == 2  # its successor is refused as well
+        assert await service(2) == 2  # the new instance is refused as well
         assert len(refused) == 2
         assert all("→ graph: " in message and "use engine.run; to end" in message for message in refused)
         assert service.state == "ready"

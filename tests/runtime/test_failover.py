@@ -1,4 +1,4 @@
-"""Failover: another node takes over, as a branch with a policy, places and statistics of its own."""
+"""Failover: another node takes over, as a branch with its own policy, places and statistics."""
 
 import asyncio
 import threading
@@ -118,7 +118,7 @@ async def test_an_abandoned_thread_is_not_waited_for_and_keeps_its_place() -> No
     ask_stuck = ps.graph(stuck)
 
     async with engine.deploy(ask_stuck) as service:
-        while not entered.is_set():  # on a busy machine, the time is over before the thread has begun
+        while not entered.is_set():  # on a busy machine, the timeout may end before the thread begins
             assert await service.run(ask_stuck("why")) == "backup: why"
         assert service.statistics().actors[0].in_flight == 1
         go_on.set()
@@ -334,7 +334,7 @@ async def test_a_fake_takes_over_as_well() -> None:
         assert await engine.run(ask("why")) == "fake"
 
 
-# What is refused.
+# Refused failovers.
 
 
 async def refused(node: ps.Node[[str], object], message: str) -> None:

@@ -1,4 +1,5 @@
-"""One task runs a handler from its first step to its last, so everything that remembers its task works inside."""
+"""One task runs a handler from first to last step, so code that remembers its task (timeouts, task groups) works
+inside."""
 
 import asyncio
 import contextlib
@@ -16,7 +17,7 @@ MODES = ["run", "stream", "deploy"]
 
 
 async def through(mode: str, call: ps.Call) -> object:
-    """Run one call in each of the ways that the engine has."""
+    """Run one call in one of the ways that the engine offers."""
     if mode == "run":
         return await engine.run(call)
     if mode == "stream":
@@ -134,7 +135,7 @@ async def test_the_current_task_is_the_same_at_every_step_of_a_handler(mode: str
 
 @pytest.mark.parametrize("policy", [{}, {"timeout_seconds": 60.0}, {"retry": ps.Retry(attempts=2)}])
 async def test_a_handler_that_cancels_its_own_item_sees_it_at_its_next_suspension(policy) -> None:
-    """The cancel must not hit whatever its worker does next."""
+    """The cancel must not hit the next work of its worker."""
     box: dict[int, asyncio.Task[int]] = {}
     seen: list[str] = []
 
@@ -258,11 +259,11 @@ async def test_a_handler_that_cancels_its_own_task_and_never_waits_harms_no_othe
     async def line(x: int) -> int:
         return await suicide(await wait(x)) if is_last else await wait(await suicide(x))
 
-    # More items than a node is watched for, so that lines of nodes take items one after the other.
+    # More items than the first calls, during which a node is watched: later, a worker calls a line of nodes in a row.
     async with engine.stream((line(x) for x in range(40)), max_in_flight=3) as results:
         outcomes = [outcome async for outcome in results.outcomes()]
     assert [outcome.value for outcome in outcomes[::2]] == [*range(0, 40, 2)]
-    # Its own item may be past the node when the cancel arrives, or not.
+    # The handler's own item may have left the node already when the cancel arrives.
     assert all(o.value == o.index or isinstance(o.error, ps.NodeCancelledError) for o in outcomes)
 
 
@@ -300,7 +301,7 @@ async def test_a_body_of_control_flow_that_cancels_its_own_task_fails_its_item_o
 
 
 async def test_a_handler_that_undoes_its_cancel_leaves_its_worker_as_it_was() -> None:
-    """Swallowing a cancel and calling `uncancel` is what timeouts do; the next item can still be cancelled."""
+    """Timeouts swallow a cancel and call `uncancel`, too; the next item can still be cancelled."""
     cancelled: list[int] = []
 
     @ps.node
@@ -333,7 +334,7 @@ async def test_a_handler_that_undoes_its_cancel_leaves_its_worker_as_it_was() ->
 
 
 async def test_workers_cancelled_by_somebody_else_are_replaced() -> None:
-    """`for task in asyncio.all_tasks(): task.cancel()` is how some programs shut down."""
+    """Some programs shut down with `for task in asyncio.all_tasks(): task.cancel()`."""
 
     @ps.node
     async def wait(x: int) -> int:
@@ -398,7 +399,7 @@ async def test_workers_of_bodies_that_were_cancelled_before_they_began_are_not_w
 
 
 def fan_out(branch: ps.Node[[int], object], *, layers: int = 1) -> ps.Graph[[int], int]:
-    """Return a graph of 32 branches and a join, once or several times in a row."""
+    """Return a graph of `layers` layers in a row, each with 32 branches and a join."""
 
     @ps.node
     def join(parts: list[object]) -> int:

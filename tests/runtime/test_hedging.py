@@ -1,4 +1,4 @@
-"""Hedging: when a second attempt begins, whose result counts, and what becomes of the other."""
+"""Hedging: the moment of the second attempt, the attempt whose result counts, and the end of the other attempt."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ SOON = ps.Hedge(after_seconds=1, max_share=1)
 
 
 class Attempts:
-    """A node whose attempts are told one by one what to do, and what happened to each."""
+    """A node that runs one plan for each attempt, and logs the end of each attempt."""
 
     def __init__(self, *plans: Callable[[], Awaitable[str]], **policy: Any) -> None:
         self.plans = list(plans)
@@ -158,12 +158,12 @@ async def test_max_share_is_a_bucket_that_each_call_fills() -> None:
     async with engine.deploy(ask) as service:
         for number in range(9):
             await service.run(ask(number))
-        assert hedged == [0, 3, 7]  # it begins with 1; then each call brings a quarter
+        assert hedged == [0, 3, 7]  # the budget begins with 1; then each call adds a quarter
         for _ in range(1000):
             await service.run(ask(-1))
         hedged.clear()
         await asyncio.gather(*[service.run(ask(number)) for number in range(20, 40)])
-        assert len(hedged) == 10  # and it holds 10
+        assert len(hedged) == 10  # the budget holds at most 10
 
 
 @virtual
@@ -243,9 +243,9 @@ async def test_a_process_that_loses_is_not_killed(slow: str, tmp_path: Any) -> N
     async with engine.Engine(max_processes=2) as e, e.deploy(ask) as service:
         (tmp_path / "before").mkdir()
         (tmp_path / "before" / "go-on").touch()
-        await service.run(ask(str(tmp_path / "before")))  # starts both processes
+        await service.run(ask(str(tmp_path / "before")))  # starts both workers
         while service.statistics().actors[0].in_flight:
-            await asyncio.sleep(0.01)  # until the loser has returned
+            await asyncio.sleep(0.01)  # until the losing attempt has returned
         try:
             winner = await service.run(ask(str(tmp_path)))
             await testing.wait_quiescent()
@@ -312,11 +312,11 @@ def test_every_call_has_one_outcome_and_leaves_nothing(first: int, effort: int) 
         testing.run_seeded(lambda seed=seed: _race(seed), seed=seed)
 
 
-# Streams, before their first value.
+# Hedged streams: the first value decides.
 
 
 class Streams:
-    """A generator whose attempts are told one by one when they give what, and which tells in which tasks it ran."""
+    """A generator that gives values by one plan for each attempt, and records the tasks that ran each attempt."""
 
     def __init__(self, *plans: list[float | Exception], **policy: Any) -> None:
         self.log: list[str] = []
@@ -347,20 +347,20 @@ class Streams:
             async with service.stream(self.graph(1)) as stream:
                 got = [(loop.time() - began, value) async for value in stream]
             [self.actor] = service.statistics().actors
-        assert all(len(tasks) == 1 for tasks in self.tasks)  # each is closed in the task that has read it
+        assert all(len(tasks) == 1 for tasks in self.tasks)  # one task reads and closes an attempt
         return got
 
 
 @pytest.mark.parametrize(
     ("plans", "got", "log", "counts"),
     [
-        # The second has the first value, which does not wait until the first is closed.
+        # The second attempt wins; its first value does not wait until the first attempt is closed.
         ([[60], [1, 1]], [(2, "1.0"), (3, "1.1")], ["0 closes", "1 closes", "0 closed", "1 closed"], (1, 1, 1)),
-        # The first has it after all.
+        # The first attempt gives a value first, after the second has begun.
         ([[2, 2], [60]], [(2, "0.0"), (4, "0.1")], ["1 closes", "0 closes", "1 closed", "0 closed"], (1, 0, 1)),
-        # It has begun in time, and may take as long as it likes then.
+        # The first attempt gives a value in time; later values may take long.
         ([[0.5, 60]], [(0.5, "0.0"), (60.5, "0.1")], ["0 closes", "0 closed"], (0, 0, 1)),
-        # An error waits for the other attempt, and of two errors the first counts.
+        # An error waits for the other attempt; of two errors, the error of the first attempt counts.
         ([[1.5, LookupError()], [3]], [(1.5, "0.0")], None, (1, 0, 0)),
         # An empty stream is a result.
         ([[60], []], [], ["1 closes", "1 closed", "0 closes", "0 closed"], (1, 1, 1)),
@@ -390,7 +390,7 @@ def test_a_stream_that_fails_waits_for_the_other_and_a_retry_and_the_failover_fo
     def slowly(error: Exception) -> list[float | Exception]:
         return [error]
 
-    # `sleep` of the plan comes before its value, so these fail while nothing has come.
+    # A plan sleeps before its value, so these attempts fail before they give a value.
     class Slow(Exception):
         pass
 
@@ -447,7 +447,7 @@ def test_no_second_stream_begins_where_it_might_do_harm(why: str) -> None:
 
     async def main() -> list[int]:
         async with engine.Engine() as own:
-            for _ in range(2):  # the budget begins with one
+            for _ in range(2):  # the budget begins with one hedge
                 async with own.stream(graph(2)) as stream:
                     got = [value async for value in stream]
         return got
@@ -501,7 +501,7 @@ async def _race_of_streams(seed: int) -> None:
                         break
                     await asyncio.sleep(draw.choice([0, 0, 0.2]))
         assert [index for _, index in got] == [*range(len(got))]
-        assert len({number for number, _ in got}) <= 1  # all are of one attempt
+        assert len({number for number, _ in got}) <= 1  # all values come from one attempt
 
     async with engine.deploy(graph) as service:
         tasks = [asyncio.create_task(one(service, value)) for value in range(8)]
@@ -526,7 +526,7 @@ def test_every_stream_has_the_values_of_one_attempt_and_leaves_nothing(first: in
 
 
 async def test_the_connection_of_a_stream_that_has_lost_is_closed() -> None:
-    """With a client whose streams belong to the task that has opened them, and a server of which the first hangs."""
+    """The streams of the client belong to the task that opened them; the server's first response hangs."""
     httpx = pytest.importorskip("httpx")
     asked, left = 0, asyncio.Event()
 
@@ -535,7 +535,7 @@ async def test_the_connection_of_a_stream_that_has_lost_is_closed() -> None:
         asked += 1
         if asked == 1:
             with contextlib.suppress(ConnectionError):
-                await reader.read()  # until the client has gone
+                await reader.read()  # until the client has left
             left.set()
         else:
             await reader.readuntil(b"\r\n\r\n")
@@ -555,7 +555,7 @@ async def test_the_connection_of_a_stream_that_has_lost_is_closed() -> None:
         await left.wait()
 
 
-# What is refused.
+# Refused hedges.
 
 
 def test_where_a_second_attempt_would_do_harm_it_is_refused() -> None:
