@@ -1,4 +1,4 @@
-"""Functions that tests run in worker processes; a module of its own, so that a worker imports little."""
+"""Functions that tests run in worker processes, in a separate module so that a worker imports little."""
 
 import os
 import signal
@@ -58,7 +58,7 @@ class ForksAndBlocks:
 
 
 def block(path: str) -> None:
-    """Tell the Unix socket at `path` who runs here, then run for ever."""
+    """Send the process id to the Unix socket at `path`, then block for ever."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         connection.sendall(str(os.getpid()).encode())
@@ -80,7 +80,7 @@ def signal_itself_and_return(number: int) -> str:
 
 
 def terminate_what_it_has_started() -> list[int]:
-    """Return how a program and a process forked from the worker end after a SIGTERM."""
+    """Start a program and fork a process, terminate both with SIGTERM, and return how they end."""
     program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     reads, writes = os.pipe()
     forked = os.fork()
@@ -105,7 +105,7 @@ def raise_noted(*args: object) -> None:
 
 
 class TwoArguments(Exception):
-    """Pickles, but cannot be rebuilt from its `args`."""
+    """An error that pickles, but cannot be rebuilt from its `args`."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
@@ -133,7 +133,7 @@ def make_generator() -> Any:
 
 
 class OnlyThere:
-    """Pickles in one process and cannot be rebuilt in the other."""
+    """An object that pickles in one process, but cannot be rebuilt in another."""
 
     def __init__(self, home: int) -> None:
         self.home = home
@@ -153,7 +153,7 @@ def make_only_there() -> OnlyThere:
 
 
 class FakeNode:
-    """What a decorator leaves in the module: an object that keeps the function in `fn`."""
+    """Stands for the object that a decorator leaves in the module; it keeps the function in `fn`."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
@@ -237,7 +237,7 @@ def raise_rebuilt_only_there() -> None:
 
 
 def note(path: str, number: int, act: str = "") -> int:
-    """Append the number and the process to a file, then do what `act` says: nothing, die, wait, or hold at a socket."""
+    """Append `number` and the process id to a file; then do nothing, die, wait, or hold at a socket, as `act` says."""
     with Path(path).open("a") as file:
         file.write(f"{number} {os.getpid()}\n")
     if act == "die":

@@ -1,4 +1,4 @@
-"""What options accept: one check wherever one is given, and an error that names option, value and what is accepted."""
+"""Values of options: each option has one check, whose error names the option, the value and the accepted values."""
 
 import dataclasses
 import inspect
@@ -24,7 +24,7 @@ async def half(x: int) -> int:
 halved = ps.graph(half)
 
 
-# With the name of the option, the least value, and what takes it.
+# Integer options: the name, the least value, and a function that takes the option.
 OPTIONS: list[tuple[str, int, Callable[[Any], Any]]] = [
     ("concurrency", 1, lambda value: ps.node(concurrency=value)(lambda x: x)),
     ("capacity", 1, lambda value: ps.node(capacity=value)(lambda x: x)),
@@ -47,7 +47,7 @@ def handle(x: int) -> int:
     return x
 
 
-# What is of a wrong type or out of its range: with what takes it, the option, values, and what is accepted.
+# Options of a wrong type or out of range: a function that takes the option, its name, values, and the accepted values.
 WRONG: list[tuple[Callable[..., Any], str, list[object], str]] = [
     (ps.node, "retry", [3], "a Retry, such as penstock.Retry(3), or None"),
     (ps.node, "fallback", [0], "a function of the exception, or None"),

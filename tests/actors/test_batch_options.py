@@ -1,4 +1,4 @@
-"""What a `Batch` and a `DeviceBatch` may be asked for, and where."""
+"""Options of `Batch` and `DeviceBatch`, and the nodes that accept them."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""Which items form a batch, and when: the queue without a clock, without tasks."""
+"""The batch queue, without a clock and without tasks: which items form a batch, and when."""
 
 from dataclasses import dataclass
 from random import Random
@@ -16,7 +16,7 @@ from penstock.actors.packing import Rows, in_order
 
 @dataclass(eq=False)
 class Entry:
-    """What waits."""
+    """An entry that waits in the queue."""
 
     value: int = 0
     priority: int = 0
@@ -145,7 +145,7 @@ def test_every_wanted_item_is_in_one_batch_and_none_waits_too_long(
             while batch := queue.take(now):
                 assert len(batch) <= max_size
                 waiting -= {*batch}
-                # nothing of higher priority is left behind
+                # no entry of higher priority is left behind
                 assert all(left.priority <= one.priority for left in waiting for one in batch)
             assert len(waiting) < max_size
             assert all(now - one.arrived_at < max_wait_seconds for one in waiting)
@@ -160,8 +160,8 @@ def test_a_batch_ends_before_the_entry_that_would_cost_too_much() -> None:
     queue: BatchQueue[Entry] = BatchQueue(ps.Batch(4, max_cost=10, cost=len, max_wait_seconds=1.0))
     for number, cost in enumerate([4, 4, 3, 1, 2, 1, 1, 1]):
         queue.add(Entry(number, cost=cost))
-    assert values(queue.take(0.0)) == [0, 1]  # and not the one of cost 1 behind them
-    assert values(queue.take(0.0)) == [2, 3, 4, 5]  # as many as there may be
+    assert values(queue.take(0.0)) == [0, 1]  # without the entry of cost 1 behind them
+    assert values(queue.take(0.0)) == [2, 3, 4, 5]  # max_size entries
     assert queue.take(0.0) == []
     assert values(queue.take(1.0)) == [6, 7]
 
@@ -198,12 +198,12 @@ def test_a_packed_batch_is_what_a_plain_search_for_the_best_rows_finds(
         expected = [searched(group, count, items, look_ahead) for group in ordered]
         batch = queue.take(0.0)
         assert batch in expected
-        assert batch[0] in [group[0] for group in ordered]  # so nobody waits for more batches than are before it
+        assert batch[0] in [group[0] for group in ordered]  # so no entry waits for more batches than entries before it
         length = 5 if batch[0].group == "False" else 12
         rows = in_order(batch, lambda one: one.cost, length, items)
         assert len(rows) in {1, count}
         assert all(sum(one.cost for one in row) <= length and len(row) <= items for row in rows)
-        # Whatever leaves a batch, the others still fit its rows.
+        # If any entry leaves the batch, the others still fit its rows.
         for gone in range(len(batch)):
             left = batch[:gone] + batch[gone + 1 :]
             assert len(in_order(left, lambda one: one.cost, length, items)) <= len(rows)
@@ -235,7 +235,7 @@ def test_a_long_item_is_overtaken_by_those_of_one_batch_only() -> None:
         queue.add(Entry(number, cost=2))
     queue.add(Entry(100, cost=8))
     batches: list[list[int]] = []
-    for number in range(4, 10):  # and more come all the time
+    for number in range(4, 10):  # one more entry for each batch
         queue.add(Entry(number, cost=2))
         batches.append(values(queue.take(0.0)))
     assert batches[:3] == [[0, 1, 2, 3], [100], [4, 5, 6]]
@@ -259,7 +259,7 @@ def test_what_waits_fills_rows_nearly_to_the_end() -> None:
 
 
 def turns_of(queue: BatchQueue[Entry], come: list[int]) -> int:
-    """For how many turns the next batch waits, if so many callers come in each of them."""
+    """Return how many turns the next batch waits, if `come[i]` callers come in turn i."""
     turns = 0
     while queue.waits_for_callers():
         for _ in range(come[turns] if turns < len(come) else 0):
@@ -273,14 +273,14 @@ def turns_of(queue: BatchQueue[Entry], come: list[int]) -> int:
 @pytest.mark.parametrize(
     ("waiting", "returned", "come", "expected"),
     [
-        (1, 7, [], 8),  # nobody comes again
-        (1, 7, [0, 0, 3, 4], 4),  # all come
-        (1, 7, [0, 0, 3, 0, 4], 4),  # those who come later are in the next batch
+        (1, 7, [], 8),  # no caller comes again
+        (1, 7, [0, 0, 3, 4], 4),  # all callers come
+        (1, 7, [0, 0, 3, 0, 4], 4),  # later callers are in the next batch
         (1, 3, [1, 1, 1], 3),
-        (1, 6, [7], 1),  # it is full
-        (7, 1, [], 0),  # most wait already
-        (0, 7, [], 0),  # nothing waits
-        (8, 8, [], 0),  # it is full already
+        (1, 6, [7], 1),  # the batch is full
+        (7, 1, [], 0),  # most callers wait already
+        (0, 7, [], 0),  # no entry waits
+        (8, 8, [], 0),  # the batch is full already
         (1, 0, [], 0),
     ],
 )

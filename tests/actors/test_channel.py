@@ -1,4 +1,4 @@
-"""What a channel promises, each in its smallest case, on both loops; test_channel_model.py tries the combinations."""
+"""Promises of a channel, each in its smallest case, on both loops; test_channel_model.py tries combinations."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ from penstock.testing import cancel_at_every_step, interleavings, wait_quiescent
 
 
 class Sized:
-    """An item of a size; comparing two of them is an error, as with arrays."""
+    """An item with a size; comparing two such items is an error, as with arrays."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -30,7 +30,7 @@ def sized_channel(capacity: int | None, max_bytes: int) -> "Channel[Sized]":
 
 
 async def waiting(*coroutines: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
-    """Starts each as a task, one after the other, and returns when none can go on."""
+    """Starts a task for each coroutine, in this order, and returns when no task can go on."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     await wait_quiescent()
     assert not any(task.done() for task in tasks)
@@ -109,12 +109,12 @@ async def test_getters_are_served_in_the_order_in_which_they_came() -> None:
     first, second = await waiting(channel.get(), channel.get())
     channel.put_nowait(1)
     with pytest.raises(anyio.WouldBlock):
-        channel.get_nowait()  # the item is promised
+        channel.get_nowait()  # the item is promised to a getter
     late = asyncio.create_task(channel.get())
     assert channel.get_many_nowait(5) == []
     channel.put_nowait(2)
     channel.put_nowait(3)
-    assert channel.get_many_nowait(5) == [1]  # one of three is free
+    assert channel.get_many_nowait(5) == [1]  # one of three items is not promised
     assert (await first, await second) == (2, 3)
     await cancelled(late)
 
@@ -143,7 +143,7 @@ async def test_a_putter_that_is_cancelled_while_it_waits_leaves_nothing() -> Non
     channel.put_nowait("first")
     second, third = await waiting(channel.put("second"), channel.put("third"))
     second.cancel()
-    assert channel.get_nowait() == "first"  # the putter is in line still, but "third" comes next
+    assert channel.get_nowait() == "first"  # the cancelled putter is still in line, but "third" enters
     await asyncio.wait([second, third])
     assert channel.get_many_nowait(5) == ["third"]
 
@@ -168,7 +168,7 @@ def test_bytes_are_bounded_and_a_larger_item_enters_only_when_empty() -> None:
     assert not channel.put_nowait(Sized(25))
     channel.get_many_nowait(2)
     assert channel.put_nowait(Sized(25))
-    assert not channel.put_nowait(Sized(0))  # nothing beside it, however small
+    assert not channel.put_nowait(Sized(0))  # no item fits beside it, not even of size 0
     channel.get_nowait()
     assert channel.statistics().bytes_held == 0
 
@@ -188,7 +188,7 @@ async def test_a_large_item_that_waits_is_not_overtaken_by_small_ones_of_its_pri
     large, small, urgent = Sized(25), Sized(1), Sized(2)
     (putter,) = await waiting(channel.put(large))
     assert not channel.put_nowait(small)
-    assert channel.put_nowait(urgent, 1)  # but by a more urgent one
+    assert channel.put_nowait(urgent, 1)  # a more urgent item passes it
     channel.get_many_nowait(2)
     await putter
     assert channel.get_nowait() is large

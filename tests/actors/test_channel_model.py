@@ -30,7 +30,7 @@ from tests.loops import LOOPS, by_loop
 class Item:
     priority: int
     size_bytes: int
-    state: str = "new"  # then refused, waiting, held, taken, discarded or withdrawn
+    state: str = "new"  # later: refused, waiting, held, taken, discarded or withdrawn
     put_cancelled: bool = False
 
     def __eq__(self, other: object) -> bool:
@@ -41,7 +41,7 @@ class Item:
 
 @dataclass
 class Model:
-    """What a channel is, in lists: `held` items, and before the door the `line` of items that wait to enter."""
+    """A channel as two lists: the `held` items, and the `line` of items that wait to enter."""
 
     capacity: int | None
     max_bytes: int | None
@@ -118,7 +118,7 @@ def _holds(items: list[Item], item: Item) -> bool:
 
 
 class ChannelMachine(RuleBasedStateMachine):
-    """Acts on both without letting the loop run in between, so that a cancel may hit a task that is woken already."""
+    """Acts on channel and model without a turn of the loop in between, so that a cancel may hit a woken task."""
 
     new_loop: Callable[[int], asyncio.AbstractEventLoop]
 
@@ -134,7 +134,7 @@ class ChannelMachine(RuleBasedStateMachine):
         self.channel: Channel[Item] = Channel(capacity, max_bytes=max_bytes, size_of=size_of)
         self.items: list[Item] = []
         self.putters: dict[asyncio.Task[None], Item] = {}
-        self.getters: dict[asyncio.Task[None], int] = {}  # each with its number
+        self.getters: dict[asyncio.Task[None], int] = {}  # each with the number of its get
         self.getter_numbers = itertools.count()
         self.gets_begun: list[int] = []  # numbers of getters, as they came to the channel
         self.served_since_rest: list[int] = []
@@ -144,7 +144,7 @@ class ChannelMachine(RuleBasedStateMachine):
         self.items.append(Item(priority, size_bytes))
         return self.items[-1]
 
-    # Priority 0 and one byte are what nearly everybody has: they come first, so that failures shrink to them.
+    # Most users have priority 0 and items of one byte: these values come first, so that failures shrink to them.
     puts = dict(priority=st.sampled_from([0, 0, 0, 1, -1]), size_bytes=st.sampled_from([1, 4, 9, 25]))  # noqa: C408, RUF012
 
     @rule(**puts, number=st.integers(1, 3), run=st.booleans())
@@ -206,7 +206,7 @@ class ChannelMachine(RuleBasedStateMachine):
         try:
             item = self.channel.get_nowait()
         except anyio.WouldBlock:
-            assert len(self.model.held) <= len(self.getters)  # every one of them is promised
+            assert len(self.model.held) <= len(self.getters)  # every held item is promised to a getter
         else:
             assert item is self.model.take()
 
@@ -238,7 +238,7 @@ class ChannelMachine(RuleBasedStateMachine):
         if item is not None and item.state == "waiting":
             item.put_cancelled = True
 
-    @precondition(lambda self: len(self.items) > 12)  # or most runs would be over before they began
+    @precondition(lambda self: len(self.items) > 12)  # otherwise most runs would close at once
     @rule()
     def close(self) -> None:
         self.channel.close()
@@ -254,14 +254,14 @@ class ChannelMachine(RuleBasedStateMachine):
         statistics = self.channel.statistics()
         assert statistics.waiting_putters == len(self.putters) == len(self.model.line)
         assert statistics.waiting_getters == len(self.getters)
-        # Nobody sleeps who could run.
+        # No task sleeps that could run.
         assert not (self.getters and self.model.held)
         assert not (self.model.closed and (self.getters or self.putters))
         assert not self.model.line or not self.model.fits(_first(self.model.line))
         self.check_fairness()
 
     def check_fairness(self) -> None:
-        """No getter was served that came after one that still waits."""
+        """Check that no getter was served before an older getter that still waits."""
         if self.getters and self.served_since_rest and not self.item_was_discarded:
             begun = self.gets_begun.index
             assert max(map(begun, self.served_since_rest)) < min(map(begun, self.getters.values()))
@@ -307,7 +307,7 @@ def test_a_channel_behaves_like_a_list_with_a_door(loop: str) -> None:
     class OnLoop(ChannelMachine):
         new_loop = staticmethod(LOOPS[loop])
 
-    # With fewer, some of the faults that were put in on purpose went unseen.
+    # With fewer examples, the test missed some faults that were put in on purpose.
     usual = settings.default
     assert usual is not None
     run_state_machine_as_test(OnLoop, settings=settings(usual, max_examples=2 * usual.max_examples))
@@ -318,7 +318,7 @@ class Entry:
         self.priority = priority
 
 
-# A priority to push with; None to pop; ("discard", number) to take one out of the middle.
+# An integer pushes with this priority, None pops, and ("discard", number) removes one entry from the middle.
 operations = st.lists(st.one_of(st.integers(-2, 2), st.none(), st.tuples(st.just("discard"), st.integers(0, 20))))
 
 

@@ -1,4 +1,4 @@
-"""The hand-over of places between actors with inboxes, against plain lists: who runs, who waits, who comes next."""
+"""The hand-over of places between actors with inboxes, against plain lists: the frames that run, wait and come next."""
 
 import asyncio
 from collections.abc import Callable
@@ -39,9 +39,9 @@ class OneStep:
 
 
 class RecordingGroup(Listener):
-    """Stands for the workers: remembers which frame got a place in which actor."""
+    """Stands for the workers: records which frame got a place in which actor."""
 
-    armed = True  # nobody has to be told
+    armed = True  # no worker needs a callback
 
     def __init__(self) -> None:
         self.running: list[tuple[NodeActor, Frame]] = []
@@ -62,7 +62,7 @@ class RecordingGroup(Listener):
 
 
 class PlacesMachine(RuleBasedStateMachine):
-    """Frames come to actors that share places, run, end, are cancelled; the loop runs only when a rule lets it."""
+    """Frames come to actors that share places, run, end or are cancelled; the loop runs only if a rule lets it."""
 
     new_loop: Callable[[int], asyncio.AbstractEventLoop]
 
@@ -82,7 +82,7 @@ class PlacesMachine(RuleBasedStateMachine):
         self.capacities = capacities
         self.inboxes: dict[NodeActor, list[Frame]] = {actor: [] for actor in self.actors}
         self.lines: dict[NodeActor, list[Frame]] = {actor: [] for actor in self.actors}
-        self.turns: list[NodeActor] = []  # those with something in the inbox, in the order in which they are served
+        self.turns: list[NodeActor] = []  # actors whose inbox has frames, in the order of service
         self.running: list[tuple[NodeActor, Frame]] = []
         self.owed = 0
         self.frames: list[Frame] = []
@@ -134,7 +134,7 @@ class PlacesMachine(RuleBasedStateMachine):
             self.turns.append(actor)
 
     def left(self, actor: NodeActor) -> None:
-        """Something left the inbox of an actor, or the line before it: the next in line moves in."""
+        """A frame has left the inbox of an actor, or the line before it: the next frame in line moves in."""
         line, inbox = self.lines[actor], self.inboxes[actor]
         line.sort(key=lambda frame: -frame.priority)
         cancelled = [frame for task, (_, frame) in self.producers.items() if task.cancelling()]
@@ -156,7 +156,7 @@ class PlacesMachine(RuleBasedStateMachine):
     def a_frame_leaves(self, number: int, outlives_its_worker: bool) -> None:
         entry = self.running.pop(number % len(self.running))
         self.group.running.remove(entry)
-        if outlives_its_worker:  # its thread holds a place until `a_thread_returns`
+        if outlives_its_worker:  # its thread keeps the place until `a_thread_returns`
             self.owed += 1
             self.limiter.take_over_limit()
         self.hand_over()
@@ -170,7 +170,7 @@ class PlacesMachine(RuleBasedStateMachine):
         self.limiter.release()
 
     def hand_over(self) -> None:
-        """One place less is held: the actor whose turn it is gets it, if that makes one free at all."""
+        """A place was given back: the next actor in turn gets it, if a place is free now."""
         if self.free <= 0 or not self.turns:
             return
         actor = self.turns.pop(0)
@@ -215,7 +215,8 @@ class PlacesMachine(RuleBasedStateMachine):
         assert list(self.limiter.waiting) == self.turns
         for actor, capacity in zip(self.actors, self.capacities, strict=True):
             assert len(actor.inbox) == len(self.inboxes[actor]) <= capacity
-            # While a place is free nobody is kept waiting: whoever finds one may take it without a look at the queues.
+            # While a place is free, no frame waits: so a frame that finds a free place may take it without checking the
+            # queues.
             assert self.limiter.free <= 0 or not len(actor.inbox)
 
     def teardown(self) -> None:

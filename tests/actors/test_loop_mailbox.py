@@ -1,4 +1,4 @@
-"""The mailbox of an event loop: what it owes to those who post, and to all others on the loop."""
+"""The mailbox of an event loop: its promises to threads that post, and to other callbacks on the loop."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ async def test_calls_that_lead_to_more_calls_leave_the_loop_to_others() -> None:
     def step(left: int) -> None:
         order.append("step")
         if left:
-            mailbox.post(step, left - 1)  # as a thread does that has its next result at once
+            mailbox.post(step, left - 1)  # as a thread that has its next result at once
         else:
             over.set()
 
@@ -83,7 +83,7 @@ async def test_a_burst_of_a_thread_wakes_the_loop_once(monkeypatch: pytest.Monke
 
     thread = threading.Thread(target=burst)
     thread.start()
-    thread.join()  # the loop gets no turn before
+    thread.join()  # the loop gets no turn before the thread ends
     await over.wait()
     await asyncio.sleep(0)
     assert arrived == [*range(100)]

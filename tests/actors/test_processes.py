@@ -1,4 +1,4 @@
-"""Worker processes: values there and back, deaths, cancellation, clean ends."""
+"""Worker processes: values to a worker and back, deaths, cancellation, clean ends."""
 
 import asyncio
 import gc
@@ -39,21 +39,21 @@ async def call(pool: ProcessPool, fn: Callable[..., Any], *args: Any, **kwargs: 
 
 
 class Door:
-    """A Unix socket at which a job in another process knocks, so that a test knows that it runs."""
+    """A Unix socket that a job in another process connects to, so that a test knows that the job runs."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.knocks: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
 
     async def running_pid(self) -> int:
-        """Wait until `jobs.block` runs, and say where."""
+        """Wait until `jobs.block` runs, and return the id of its process."""
         reader, writer = await self.knocks.get()
         worker = int(await reader.read(20))
         writer.close()
         return worker
 
     async def release(self, number: int = 1) -> None:
-        """Wait until `number` of `jobs.hold` run at a time, then let them return."""
+        """Wait until `number` calls of `jobs.hold` run at a time, then let them return."""
         writers = [(await self.knocks.get())[1] for _ in range(number)]
         for writer in writers:
             writer.write(b"x")
@@ -112,7 +112,7 @@ def test_an_array_is_written_from_its_own_memory() -> None:
 
 
 async def test_a_large_message_does_not_block_the_loop(pool: ProcessPool) -> None:
-    # Nobody reads the other end yet: the first worker takes far longer to start than the socket's buffer to fill.
+    # The worker does not read yet: it takes far longer to start than the socket's buffer takes to fill.
     array = np.ones(4_000_000)
     running = asyncio.create_task(call(pool, jobs.echo, array))
     turns = 0
@@ -127,13 +127,13 @@ async def test_a_large_result_does_not_hold_the_loop_while_it_comes() -> None:
     size = 256 * 1024 * 1024
     shares: list[float] = []
     async with aclosing(ProcessPool(1)) as pool:
-        await call(pool, jobs.ones, 1)  # the worker starts, and loads NumPy
-        for _ in range(3):  # the median: something else may hold this machine
+        await call(pool, jobs.ones, 1)  # start the worker, and load NumPy in it
+        for _ in range(3):  # for the median: other programs may slow this machine
             running = asyncio.create_task(call(pool, jobs.ones, size))
             began = last = time.perf_counter()
             longest = 0.0
             while not running.done():
-                await asyncio.sleep(0.001)  # a loop that spins would slow down what it watches
+                await asyncio.sleep(0.001)  # a spinning loop would slow down the transfer
                 longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
             shares.append(longest / (last - began))
             array = await running
@@ -155,7 +155,7 @@ async def test_a_result_that_does_not_fit_into_memory_is_an_error_of_its_call(po
         resource.setrlimit(resource.RLIMIT_AS, before)
     statistics = pool.statistics()
     assert (statistics.workers, statistics.killed) == (1, 0)
-    assert await call(pool, jobs.pid) == worker  # it goes on: it may have begun its next call already
+    assert await call(pool, jobs.pid) == worker  # the worker lives on: it may have begun its next call
 
 
 async def test_calls_beyond_the_workers_wait_in_order(pool: ProcessPool, door: Door) -> None:
@@ -278,7 +278,7 @@ async def test_a_dying_worker_fails_its_own_item_only() -> None:
 async def test_a_worker_that_died_while_idle_is_replaced(pool: ProcessPool) -> None:
     worker = await call(pool, jobs.pid)
     os.kill(worker, signal.SIGKILL)
-    with suppress(ChildProcessError):  # the pool may have found it first
+    with suppress(ChildProcessError):  # the pool may have reaped it first
         os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - dead
     assert await call(pool, jobs.pid) != worker
     assert (pool.statistics().died, pool.statistics().workers) == (1, 1)
@@ -363,11 +363,11 @@ async def test_what_a_worker_has_started_can_be_terminated(pool: ProcessPool) ->
     assert await call(pool, jobs.terminate_what_it_has_started) == [-signal.SIGTERM] * 2
 
 
-# Calls that a worker has ahead
+# Calls that are sent ahead to a worker
 
 
 async def warm(pool: ProcessPool, path: Path) -> None:
-    """Have the pool know that `jobs.note` is short, and start all of its workers."""
+    """Let the pool measure that `jobs.note` is short, and start all of its workers."""
     await asyncio.gather(*[call(pool, jobs.note, str(path), -1) for _ in range(40)])
     path.write_text("")  # noqa: ASYNC240 - no disk
 
@@ -465,7 +465,7 @@ async def test_under_kills_and_cancels_each_call_has_one_outcome_and_runs_once(t
                     tasks[number].cancel()
                 elif workers := sorted(worker.pid for worker in pool._workers):
                     kills += 1
-                    with suppress(ProcessLookupError):  # it has died meanwhile
+                    with suppress(ProcessLookupError):  # the worker has died meanwhile
                         os.kill(rng.choice(workers), signal.SIGKILL)
             await asyncio.wait(tasks)
             begun = noted(path)
@@ -486,7 +486,7 @@ async def test_under_kills_and_cancels_each_call_has_one_outcome_and_runs_once(t
 async def test_a_call_gets_its_own_result_though_others_are_taken_back_while_the_worker_goes_on(
     pool: ProcessPool, effort: int
 ) -> None:
-    for number in range(20):  # now the pool knows that they are short
+    for number in range(20):  # lets the pool measure that calls are short
         await call(pool, jobs.add, number)
     rng = random.Random(0)
     for _ in range(30 * (1 + effort // 8)):
@@ -494,7 +494,7 @@ async def test_a_call_gets_its_own_result_though_others_are_taken_back_while_the
         for number in range(39, 30, -1):
             for _ in range(rng.choice((1, 10, 30))):
                 await asyncio.sleep(0)
-            tasks[number].cancel()  # what is ahead of it in the worker is taken back, and sent again
+            tasks[number].cancel()  # the pool takes back calls sent ahead, and sends the others again
         await asyncio.wait(tasks)
         results = {number: task.result() for number, task in enumerate(tasks) if not task.cancelled()}
         assert results == {number: jobs.add(number) for number in results}
@@ -518,7 +518,7 @@ async def test_aclose_ends_the_idle_and_kills_the_busy(door: Door) -> None:
     with pytest.raises(EngineClosedError):
         await call(pool, jobs.add, 1)
     assert pool.statistics().workers == 0
-    await pool.aclose()  # once more does nothing
+    await pool.aclose()  # a second aclose does nothing
 
 
 async def test_aclose_lets_an_idle_worker_end_by_itself() -> None:
@@ -692,7 +692,7 @@ async def test_large_bytes_come_back_as_they_were(pool: ProcessPool) -> None:
         assert equal(await call(pool, jobs.echo, value), value), shape
         assert equal(await pool.run("tests.actors.process_jobs:echo", (), {"value": value}), value), shape
     one, other, same, also = await call(pool, jobs.echo, in_shapes()["in a list, twice"])
-    assert one is same  # what was shared is, and was sent once
+    assert one is same  # shared objects stay shared, and are sent once
     assert other is also
     batch = {"node": "echo", "batch_size": 8}
     shapes = list(in_shapes().values())
@@ -705,7 +705,7 @@ async def test_large_bytes_come_back_as_they_were(pool: ProcessPool) -> None:
     "value", [SOME, OTHER, (1, SOME), [OTHER], {"a": SOME}], ids=lambda value: type(value).__name__
 )
 def test_large_bytes_are_not_copied_into_a_message(value: Any) -> None:
-    """To pickle them takes the GIL, and so does to rebuild them: the event loop waits for it, a second at 400 MB."""
+    """Pickling and unpickling hold the GIL, so the event loop would wait: a second for 400 MB."""
     messages = [
         process_messages.encode_request(process_messages.CallRequest("a:b", (1, value), {})),
         process_messages.encode_request(process_messages.CallRequest("a:b", (), {"x": value})),

@@ -24,7 +24,7 @@ from penstock.actors.supervision import (
 )
 from tests.kit import virtual
 
-# Four children in start order: a permanent one, the one that exits, a temporary and a transient one.
+# Four children in start order: a permanent child, the child that exits, a temporary child and a transient child.
 BEFORE, SUBJECT, TEMPORARY, AFTER = range(4)
 STAYS_DOWN = LetEnd(SUBJECT)
 GIVES_UP = Escalate(SUBJECT, stop=(AFTER, TEMPORARY, BEFORE))
@@ -37,7 +37,7 @@ ALL = Restart(SUBJECT, stop=(AFTER, TEMPORARY, BEFORE), start=(BEFORE, SUBJECT, 
 # process and all child processes after it are restarted"
 REST = Restart(SUBJECT, stop=(AFTER, TEMPORARY), start=(SUBJECT, AFTER), pause_seconds=0.05)
 
-# (strategy, restart, exit): what OTP does while the restart intensity allows it, and once it does not.
+# (strategy, restart, exit): the decision of OTP within the restart intensity, and its decision beyond it.
 OTP: dict[tuple[Strategy, RestartMode, ExitKind], tuple[Any, Any]] = {
     # "A permanent child process is always restarted."
     ("one_for_one", "permanent", "normal"): (ALONE, GIVES_UP),
@@ -114,7 +114,7 @@ def test_a_temporary_child_that_was_stopped_with_a_sibling_is_gone() -> None:
 
 @pytest.mark.parametrize("kind", ["normal", "shutdown"])
 def test_a_transient_child_that_ended_well_comes_back_with_all(kind: ExitKind) -> None:
-    # OTP keeps its specification, and "all child processes are restarted".
+    # OTP keeps the specification of the child, and "all child processes are restarted".
     state = supervisor("one_for_all", "permanent")
     assert state.exited(AFTER, kind, 0.0) == LetEnd(AFTER)
     decision = state.exited(SUBJECT, "crash", 0.0)
@@ -151,7 +151,7 @@ def test_a_restart_of_many_counts_once() -> None:
 def test_a_restart_that_fails_counts_again_and_takes_its_own_siblings_along() -> None:
     state = supervisor("rest_for_one", "permanent")
     assert isinstance(state.exited(BEFORE, "crash", 0.0), Restart)
-    state.started(BEFORE)  # and then SUBJECT does not start
+    state.started(BEFORE)  # BEFORE has started, but SUBJECT fails to start
     assert state.start_failed(SUBJECT, 0.0) == Restart(SUBJECT, (), (SUBJECT, AFTER), 0.1)
     assert state.start_failed(SUBJECT, 0.0) == Restart(SUBJECT, (), (SUBJECT, AFTER), 0.2)
     assert state.start_failed(SUBJECT, 0.0) == Escalate(SUBJECT, (BEFORE,))
@@ -210,7 +210,7 @@ def test_flags_out_of_range_are_refused_by_name(arguments: dict[str, Any]) -> No
 
 @dataclass
 class Spec:
-    """A child of the model; `alive` is OTP's pid."""
+    """A child of the model; `alive` stands for OTP's pid."""
 
     number: int
     mode: RestartMode
@@ -222,7 +222,7 @@ class Spec:
 class Otp:
     """A model of `supervisor.erl`: one process that stops and starts its children one after the other.
 
-    `failures` says how many of the next starts fail.
+    `failures` is the number of next starts that fail.
     """
 
     strategy: Strategy
@@ -275,7 +275,7 @@ class Otp:
 
 
 class Supervision(RuleBasedStateMachine):
-    """Does what `SupervisorState` decides, and compares what happened with the model."""
+    """Carries out the decisions of `SupervisorState`, and compares the starts and stops with the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -365,11 +365,11 @@ def test_a_child_is_restarting_until_it_runs_and_stopped_if_it_never_will() -> N
     assert states(state, 3) == ["stopped"] * 3
 
 
-# --- The supervisor, with children that end by themselves, as actors with their own loops do ---
+# --- The supervisor, with children that end by themselves, like actors that own their loop ---
 
 
 class FakeChild(Child):
-    """Keeps a journal of what it was asked to do."""
+    """A child that writes each call of the supervisor to a journal."""
 
     def __init__(self, name: str, journal: list[str], restart: RestartMode = "permanent") -> None:
         self.name = name
@@ -463,7 +463,7 @@ async def test_an_exit_after_the_end_is_nothing_new() -> None:
     journal: list[str] = []
     child = FakeChild("a", journal)
     supervisor, failures = made(SupervisorFlags(max_restarts=0), child)
-    supervisor.exited(child, "crash", ValueError())  # it escalates, which is told soon
+    supervisor.exited(child, "crash", ValueError())  # escalates; the callback comes later
     await supervisor.close()
     supervisor.exited(child, "crash", ValueError())
     await asyncio.sleep(1)
@@ -485,5 +485,5 @@ async def test_escalation_is_told_once_with_the_cause() -> None:
     await asyncio.sleep(0)
     assert [error.__cause__ for error in errors] == [cause]
     assert str(errors[0]) == "it failed: node 'a' crashed after max_restarts=0 restarts within 5 s: " + repr(cause)
-    assert journal == ["a hold", "b hold"]  # who is told stops everything
+    assert journal == ["a hold", "b hold"]  # the callback's owner stops all children
     await supervisor.close()

@@ -1,4 +1,4 @@
-"""The thread pool: order, errors, cancellation, clean ends, and what it keeps alive."""
+"""The thread pool: order, errors, cancellation, clean ends, and the objects that it keeps alive."""
 
 import asyncio
 import contextvars
@@ -28,7 +28,7 @@ def submit(pool: ThreadPool, fn: Callable[..., Any], *args: Any) -> "asyncio.Fut
 
 
 class Blocker:
-    """A job that says when it runs and returns when it is told."""
+    """A job that signals when it runs, and returns when a test releases it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -63,7 +63,7 @@ async def test_a_job_cancelled_in_the_queue_never_runs(pool: ThreadPool) -> None
     await blocker.running.wait()
     second.cancel()
     await asyncio.sleep(0)
-    assert returned == []  # its place in the queue is still taken
+    assert returned == []  # the cancelled job still takes its place in the queue
     blocker.release.set()
     await first
     await submit(pool, int)
@@ -90,7 +90,7 @@ async def test_an_on_returned_that_raises_costs_nobody_a_result() -> None:
     async with aclosing(ThreadPool(1)) as pool:
         futures = [pool.submit(contextvars.copy_context(), broken, int) for _ in range(3)]
         last = submit(pool, blocker, "last")
-        # The loop stays in this step until the thread has returned all three: they come in one burst.
+        # The loop stays in this step until the thread has ended all three jobs, so the results come in one burst.
         while pool.statistics().queued:
             pass
         blocker.release.set()
@@ -117,7 +117,7 @@ async def test_stop_iteration_is_wrapped(pool: ThreadPool) -> None:
 
 
 class Item:
-    """Something a weak reference can point to."""
+    """An item that a weak reference can point to."""
 
 
 async def test_an_idle_thread_holds_no_item(pool: ThreadPool) -> None:

@@ -1,4 +1,4 @@
-"""Work is settled once; an inbox hands out what somebody still waits for, and says when no more will come."""
+"""Work is settled once; an inbox hands out work whose caller still waits, and says when no more work will come."""
 
 import asyncio
 from collections.abc import Callable
@@ -46,14 +46,14 @@ async def test_work_is_cancelled_at_the_moment_at_which_its_caller_is() -> None:
     await asyncio.sleep(0)
     assert not work.cancelled
     caller.cancel()
-    assert work.cancelled  # and not only when the loop has run the caller
+    assert work.cancelled  # at once, before the loop has run the caller
     await asyncio.wait([caller])
 
 
 async def test_an_error_that_comes_with_the_cancel_is_not_reported_as_lost() -> None:
     work: IntWork = Request(7)
     work.fail(OSError("nobody waits"))
-    work.cancel()  # the leak checks of the suite see what the loop reports
+    work.cancel()  # the suite's leak checks see errors that the loop reports
 
 
 async def test_an_actor_may_fail_an_item_with_any_error() -> None:
@@ -82,12 +82,12 @@ async def test_a_stream_that_was_settled_takes_no_more_parts() -> None:
     work.put_nowait(1)
     work.finish()
     assert work.settled
-    assert work.put_nowait(2)  # and is dropped
+    assert work.put_nowait(2)  # ignored: the part is dropped
     for again in (work.finish, lambda: work.fail(OSError())):
         with pytest.raises(ps.WorkSettledError, match="settled before"):
             again()
     assert [part async for part in reader] == [1]
-    with pytest.raises(ps.WorkSettledError):  # read to the end, it is settled and not cancelled
+    with pytest.raises(ps.WorkSettledError):  # a stream read to its end is settled, not cancelled
         work.finish()
 
 
@@ -193,7 +193,7 @@ async def test_a_loop_that_ignores_the_end_does_not_stop_the_others() -> None:
 
     task = asyncio.create_task(stubborn())
     for _ in range(3):
-        await asyncio.sleep(0)  # it would never come back
+        await asyncio.sleep(0)  # would not return if `get` never yielded
     assert not task.done()
     task.cancel()
     await asyncio.wait([task])
@@ -209,7 +209,7 @@ async def test_who_asks_is_told_of_a_cancel_once_and_not_of_an_end(make: Callabl
     settled.fail(OSError())
     for work in (gone, settled, late):
         work.cancel()
-    assert told == []  # not within the step of its caller
+    assert told == []  # not within the step that cancels
     late.on_cancelled(lambda: told.append("late"))
     settled.on_cancelled(lambda: told.append("settled"))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What is written out by hand where every call pays for it does what its original does."""
+"""Copies of functions that are written out for speed do the same as their originals."""
 
 import asyncio
 import contextlib
@@ -48,11 +48,11 @@ async def fork(x: int) -> tuple[int, int]:
 
 
 def given(value: object) -> dict[str, Any]:
-    """What each object is given when it is made, where that can be compared."""
+    """The attributes of an object whose values can be compared."""
     return {name: one for name, one in vars(value).items() if isinstance(one, int | str | tuple | list | None)}
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # nothing runs
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # no call runs, whatever the loop
 @pytest.mark.parametrize("graph", [line, fork])
 async def test_a_call_begins_as_the_frame_and_the_group_of_workers_that_it_is(graph: ps.Graph[[int], Any]) -> None:
     loop = asyncio.get_running_loop()
@@ -68,7 +68,7 @@ async def test_a_call_begins_as_the_frame_and_the_group_of_workers_that_it_is(gr
     assert (call.group, call.listener) == (call, call)
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # nothing runs
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # no call runs, whatever the loop
 async def test_a_worker_begins_as_the_position_that_it_is() -> None:
     group = WorkerGroup(asyncio.get_running_loop(), copy_context(), lambda _: None)
     worker, position = Worker(group), Position()
@@ -82,7 +82,7 @@ Numbers = tuple[int, ...]
 
 
 def stage(number: int, failing: int, concurrency: int | None, *, hangs: bool, is_plain: bool) -> Any:
-    """Return a node of a line; some items fail at the failing one, and some wait there for ever or for a turn."""
+    """Return a node of a line; at the failing node, some items fail, and some wait for ever or for one turn."""
 
     if is_plain:
 
@@ -109,7 +109,7 @@ def stage(number: int, failing: int, concurrency: int | None, *, hangs: bool, is
 
 
 async def after_a_storm(stages: int, failing: int, plain_ones: Numbers, *, concurrency: int | None) -> list[object]:
-    """Send items through a line of nodes: most end well, some fail, some are cancelled; return all that is seen."""
+    """Send items through a line of nodes, where some fail and some are cancelled; return all observations."""
     nodes = [stage(number, failing, concurrency, hangs=True, is_plain=number in plain_ones) for number in range(stages)]
 
     @ps.graph
@@ -158,7 +158,7 @@ async def test_a_line_does_what_its_nodes_do_one_by_one(
 async def after_a_stream(
     stages: int, failing: int, plain_ones: Numbers, *, concurrency: int | None, size: int
 ) -> list[object]:
-    """Stream items through a line of nodes and, now and then, through other graphs; return all that is seen."""
+    """Stream items through a line of nodes and, now and then, through other graphs; return all observations."""
     nodes = [
         stage(number, failing, concurrency, hangs=False, is_plain=number in plain_ones) for number in range(stages)
     ]
@@ -312,7 +312,7 @@ async def test_an_item_that_ends_in_a_line_goes_no_further(last: int) -> None:
         return x
 
     async with engine.deploy(whole) as service:
-        for x in range(9):  # nodes are watched during their first calls, and not run in a line
+        for x in range(9):  # nodes are watched during their first calls, and run in a line later
             calls.append(asyncio.ensure_future(service(x)))
             await asyncio.wait(calls)
     assert [one.cancelled() for one in calls] == [False] * 8 + [True]

@@ -1,4 +1,4 @@
-"""Counts the size of the source by folder: what ratchets compare. `python -m tests.house.counting` prints the figures.
+"""Counts the size of the source by folder, for the ratchets. `python -m tests.house.counting` prints the figures.
 
 A line of code holds something that is neither a comment nor a docstring. A branch is an if, elif, conditional
 expression, loop, except, case, and each further operand of `and` and `or`.
@@ -28,9 +28,8 @@ class Figures:
     Attributes:
         lines: lines of code.
         largest_file: lines of code of its largest file.
-        slots: slots of the class that has most of them, without those of its bases.
-        branches: branches of the function that has most of them.
-        broad_excepts: how many times `Exception` or `BaseException` is caught.
+        slots: the most slots of one class, without the slots of its bases. branches: the most branches of one function.
+        broad_excepts: how many handlers catch `Exception` or `BaseException`.
     """
 
     lines: int
@@ -47,7 +46,7 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def code_lines(path: Path) -> int:
-    """Returns how many lines hold code."""
+    """Returns how many lines of a file hold code."""
     used: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
         if token.type not in _NO_CODE:
@@ -66,7 +65,7 @@ def code_lines(path: Path) -> int:
 
 
 def branches_by_function(path: Path) -> dict[str, int]:
-    """Returns how many branches each function of a file has, with those of the functions in it."""
+    """Returns how many branches each function of a file has, with the branches of its inner functions."""
     found: dict[str, int] = {}
 
     def visit(node: ast.AST, name: str) -> int:
@@ -112,7 +111,7 @@ def _is_broad(handler: ast.ExceptHandler) -> bool:
 
 @cache
 def figures_by_folder(source: Path = SOURCE) -> dict[str, Figures]:
-    """Returns the figures of each folder of the source; "." has the files beside the folders."""
+    """Returns the figures of each folder of the source; "." stands for the files beside the folders."""
     folders: dict[str, list[Path]] = {}
     for path in sorted(source.rglob("*.py")):
         folder, *rest = path.relative_to(source).parts
@@ -131,7 +130,7 @@ def figures_by_folder(source: Path = SOURCE) -> dict[str, Figures]:
 
 @cache
 def internals_by_folder(tests: Path = TESTS) -> dict[str, int]:
-    """Returns how many files of each folder of tests import from inside a package, or a private name."""
+    """Returns, for each folder of tests, how many files import from inside a package, or a private name."""
     found: dict[str, int] = {}
     for path in sorted(tests.rglob("*.py")):
         folder = path.relative_to(tests).parts[0]

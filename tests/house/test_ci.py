@@ -1,4 +1,5 @@
-"""`.ci/run` installs the Debian packages that tests need, and skips no test for want of one; releases and workflows."""
+"""`.ci/run` installs the Debian packages that tests need, so no test is skipped for a package; releases and
+workflows."""
 
 import contextlib
 import os
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(folder: Path, *, user: str = "0", apt_get: str | None = "exit 0", are_there: bool = False) -> tuple[int, str]:
-    """Run `.ci/run` with programs that only say how they were called; return its status and all that was said."""
+    """Run `.ci/run` with fake programs that print how they were called; return its exit status and output."""
     programs = {
         "make": 'echo "make $*, packages ${PENSTOCK_TEST_PACKAGES-}"',
         "id": f"echo {user}",

@@ -1,4 +1,4 @@
-"""Circles of imports: what stands here may only become less."""
+"""Circles of imports: the circles and clusters listed here may only become fewer and smaller."""
 
 from pathlib import Path
 
@@ -8,22 +8,22 @@ from tests.house.test_import_directions import imported_modules
 
 SOURCE = Path(__file__).parents[2] / "src"
 
-# Files that import each other when they run, late imports included. There shall be none.
+# Files that import each other at run time, late imports included. There shall be no such circle.
 AT_RUN_TIME: dict[str, set[str]] = {}
 
-# How many files know each other if imports for type checkers count as well: the clusters of each floor. A reader of
-# one has to know them all, so none shall be larger than 12.
+# The sizes of the clusters of each floor: files that import each other, if imports for type checkers count as well. A
+# reader of one file has to know its whole cluster, so no cluster shall have more than 12 files.
 FOR_TYPES = {"actors": [7], "devices": [2, 2], "engine": [5, 4]}
 
 
 def modules(source: Path) -> dict[str, Path]:
-    """Return every file by the name of its module; an `__init__` gathers names and is no part of a circle."""
+    """Return the path of every module; an `__init__` only gathers names, and is part of no circle."""
     files = [path for path in sorted(source.rglob("*.py")) if path.name != "__init__.py"]
     return {".".join(path.relative_to(source).with_suffix("").parts): path for path in files}
 
 
 def circles(source: Path, *, types: bool) -> list[set[str]]:
-    """Return the groups of files in which each leads to each other (Tarjan 1972), those of one file left out."""
+    """Return the strongly connected components of the imports (Tarjan 1972) that have more than one file."""
     known_files = modules(source)
     known = known_files.keys()
     edges = {

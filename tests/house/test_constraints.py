@@ -1,4 +1,4 @@
-"""The pinned versions are pinned, and say nothing about where they came from."""
+"""Constraint files pin exact versions, and do not say from which index the versions came."""
 
 import re
 import tomllib

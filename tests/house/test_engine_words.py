@@ -1,4 +1,4 @@
-"""The engine knows executions, and no device: where a step runs, its execution says."""
+"""The engine knows executions, but no devices: the execution of a step says where the step runs."""
 
 import io
 import tokenize
@@ -7,13 +7,13 @@ import penstock
 from penstock import engine
 from tests.house.test_import_directions import SOURCE
 
-# The option, the public names, and the file that measures what devices hold.
+# Exceptions: an option, the public names, and the file that measures the memory of devices.
 OPTION, MEASURES = {"device_strategy", "_device_strategy"}, "footprint.py"
 PUBLIC = {*penstock.__all__, *engine.__all__}
 
 
 def words_of_devices(text: str) -> set[str]:
-    """Returns the identifiers of a program that have the word in them."""
+    """Returns the identifiers of a program that contain the word "device"."""
     names = [
         token.string for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.NAME
     ]

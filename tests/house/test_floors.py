@@ -1,4 +1,4 @@
-"""Floors stand on public names and on a few listed helpers."""
+"""Floors, which are the outer parts of the package, use only public names and a few listed helpers."""
 
 import ast
 from collections.abc import Iterator
@@ -9,37 +9,37 @@ import pytest
 
 from tests.house.test_import_directions import SOURCE, import_statements, part_of
 
-# The parts of the package that could as well be packages of their own.
+# The parts of the package that could also be separate packages.
 FLOORS = ("_cli", "advice", "asgi", "cluster", "consume", "data", "serving", "studio", "testing")
 
-# Where the core, which is all that is no floor, shows what a floor has: by imports inside the public method, and by the
-# names that a package makes public. At most ten lines, each with the file and the module.
+# Imports of floors in the core, which is every other part: inside public methods, and for public names of a package. At
+# most ten imports, each with its file and the module of the floor.
 SHOWN = [
     ("devices/__init__.py", "advice.device_benchmark"),
     ("devices/__init__.py", "advice.fitting"),
     ("devices/__init__.py", "advice.platform_status"),
     ("engine/picture.py", "studio.drawing"),
-    ("engine/pipeline.py", "studio.progress"),  # twice: to see whether rich is there, and to show a bar
+    ("engine/pipeline.py", "studio.progress"),  # twice: to check for rich, and to show a bar
     ("engine/pipeline.py", "studio.progress"),
     ("telemetry/__init__.py", "studio.live.server"),
-    ("telemetry/live/protocol.py", "studio.live.protocol"),  # a path that was documented; nobody imports it
+    ("telemetry/live/protocol.py", "studio.live.protocol"),  # a documented path; no file imports it
     ("telemetry/profiling/recording.py", "studio.page.page"),
     ("telemetry/profiling/recording.py", "studio.perfetto"),
 ]
 
-# The modules whose names are public, with those in `__all__`; the contract for floors will be `extension`.
+# The modules whose names are public, and whose `__all__` lists them; `extension` will be the contract for floors.
 PUBLIC = {
     "", "asgi", "cluster", "consume", "data", "devices", "engine", "extension", "serving", "studio.drawing",
     "telemetry", "telemetry.names", "testing", "testing.faults",
 }  # fmt: skip
 
-# The helpers of the house, at most eight: they know nothing of graphs, and a package of its own could have copies.
+# Common helpers, at most eight. They know nothing of graphs, so a separate package could copy them.
 HELPERS = {
     "_errors", "_machine", "_public", "actors.accepted", "actors.tasks", "telemetry.logs", "telemetry.tables",
     "telemetry.text",
 }  # fmt: skip
 
-# Attributes with an underscore that are public all the same.
+# Attributes that are public although they begin with an underscore.
 NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 
 
@@ -49,13 +49,13 @@ def is_module(source: Path, name: str) -> bool:
 
 
 def imported_names(path: Path, source: Path) -> Iterator[tuple[str, str]]:
-    """Yields what a file imports from the package: a module, and a name in it, which is empty for the whole module."""
+    """Yields the imports of a file from the package: a module, and a name in it, "" for the whole module."""
     for names in imports_of(path, source):
         yield from names
 
 
 def imports_of(path: Path, source: Path) -> Iterator[list[tuple[str, str]]]:
-    """Yields what each import of a file imports from the package."""
+    """Yields, for each import statement of a file, the modules and names that it imports from the package."""
     package = path.relative_to(source).parts[:-1]
     for statement in import_statements(ast.parse(path.read_text(), path.name), for_checkers=True):
         if isinstance(statement, ast.Import):
@@ -114,7 +114,7 @@ def lacking(floor: str, source: Path = SOURCE) -> dict[str, set[str]]:
             f"{module}.{name}".strip(".")
             for module, name in imported_names(path, source)
             if module.partition(".")[0] != floor and module not in HELPERS and not is_public(module, name)
-            if path.name != "__init__.py" or not is_public(floor, name)  # which says where a public name of its own is
+            if path.name != "__init__.py" or not is_public(floor, name)  # which re-exports its own public names
         }
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
@@ -127,7 +127,7 @@ def lacking(floor: str, source: Path = SOURCE) -> dict[str, set[str]]:
 
 
 def imported_by_name(path: Path) -> Iterator[str]:
-    """Yields the modules that a file asks `import_module` for, in words of its own."""
+    """Yields the modules of the package that a file imports with `import_module` and a literal name."""
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
@@ -137,7 +137,7 @@ def imported_by_name(path: Path) -> Iterator[str]:
 
 
 def lines_of_core(source: Path = SOURCE) -> list[tuple[str, str]]:
-    """Returns each import of a floor in the core; `penstock` itself names all public packages."""
+    """Returns each import of a floor in the core; `penstock` itself, which names all public packages, is left out."""
     found: list[tuple[str, str]] = []
     for path in sorted(source.rglob("*.py")):
         part = part_of(path.relative_to(source).with_suffix("").parts)

@@ -1,4 +1,4 @@
-"""Errors import no other part, actors errors and telemetry, the engine also actors, and only testing imports all."""
+"""Each part of the package imports only the parts listed here: errors import none, and only testing imports all."""
 
 import ast
 import sys
@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 
 # Each part of the package, and the parts that it may import. A new folder needs a line here: a decision, not a habit.
-# By which lines the core shows what stands in advice and studio, test_floors.py says.
+# The imports of advice and studio in the core are listed in test_floors.py.
 MAY_IMPORT: dict[str, set[str]] = {
     "_errors": set(),
     "_machine": set(),
@@ -40,8 +40,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_cli": {"__init__", "_errors", "telemetry", "engine", "devices", "serving"},
     "__main__": {"_cli"},
 }  # fmt: skip
-# What the package may import from outside: its four dependencies. JAX is an extra, for devices alone. Rich is
-# loaded by modules of telemetry that are for it alone, and that nobody loads who does not ask for it.
+# Packages that the package may import: its four dependencies. JAX is an extra, for devices alone. Only modules of
+# telemetry that draw with rich import it, and they are loaded only on request.
 DEPENDENCIES = {"anyio", "structlog", "opentelemetry", "typing_extensions"}
 EXTRAS: dict[str, set[str]] = {
     "advice": {"jax", "numpy"},
@@ -56,7 +56,7 @@ EXTRAS: dict[str, set[str]] = {
     "_machine": {"numpy"},
 }
 
-# The standard library of the newest Python: older ones do not know all of it.
+# The standard library of the newest Python: older versions do not list all of its modules.
 STANDARD = sys.stdlib_module_names | {"annotationlib"}
 
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -70,12 +70,12 @@ def part_of(module: tuple[str, ...]) -> str:
 def imported_modules(
     path: Path, source: Path = SOURCE, *, for_checkers: bool = True
 ) -> Iterator[tuple[str, ...] | str]:
-    """Yields each import of a file: a path from the package's root if it is one of ours, else the outside name.
+    """Yields each import of a file: a path from the package's root for our own modules, else the full name.
 
     Args:
         path: the file.
         source: the root of the package.
-        for_checkers: whether those count that only type checkers see.
+        for_checkers: whether imports count that only type checkers see.
     """
     inside = path.relative_to(source).with_suffix("").parts
     package = inside[:-1]
@@ -93,14 +93,14 @@ def imported_modules(
         else:
             base = package[: len(package) - statement.level + 1] + tuple((statement.module or "").split("."))
             base = tuple(name for name in base if name)
-        for alias in statement.names:  # a name is a module itself, or stands in one
+        for alias in statement.names:  # a name is a module, or a name in a module
             module = (*base, alias.name)
             is_module = source.joinpath(*module).is_dir() or source.joinpath(*module).with_suffix(".py").exists()
             yield module if is_module else base or ("__init__",)
 
 
 def import_statements(tree: ast.AST, *, for_checkers: bool) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yields the imports anywhere in a file, those in functions too."""
+    """Yields all imports of a file, also imports in functions."""
     if isinstance(tree, ast.Import | ast.ImportFrom):
         yield tree
     inside: Iterable[ast.AST] = ast.iter_child_nodes(tree)

@@ -1,4 +1,4 @@
-"""The tables of how a step runs, in the page on the architecture, say what the code does."""
+"""The tables on how a step runs, in docs/explanation/architecture.md, match the code."""
 
 import re
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from penstock.engine import executions
 from penstock.engine.node import Execution
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "architecture.md"
-# Around what `compose` returns; and before a hedge, with which no node has both.
+# Layers around the result of `compose`; and the layer in place of a hedge, as no node has both.
 OUTSIDE, INSTEAD_OF_A_HEDGE = ["in_input_order", "traced"], ["through_gate"]
 
 
 def rows(first: str) -> list[list[str]]:
-    """Return the cells of the table whose first heading is this one."""
+    """Return the cells of the table whose first heading is `first`."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith(f"| {first} |")) + 2
     found: list[list[str]] = []
@@ -32,7 +32,7 @@ def rows(first: str) -> list[list[str]]:
 
 
 def layers(run: Any) -> Iterator[str]:
-    """Yield the names of the functions that made a layer and those inside of it."""
+    """Yield the names of the functions that made a layer and the layers inside it."""
     while run is not None:
         yield run.__qualname__.partition(".")[0]
         inside = dict(zip(run.__code__.co_freevars, run.__closure__ or (), strict=True)).get("run")

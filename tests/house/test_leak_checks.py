@@ -1,4 +1,4 @@
-"""The checks of tests/conftest.py see what they are for: one inner pytest session runs tests that leak on purpose."""
+"""The checks of tests/conftest.py find leaks: an inner pytest session runs tests that leak on purpose."""
 
 import os
 import subprocess
@@ -90,7 +90,7 @@ RELEASE = threading.Event()
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Runs the leaking tests under this project's configuration; returns each one's complaint, "" where none."""
+    """Runs the leaking tests under this project's configuration; returns the complaint about each, or ""."""
     folder = tmp_path_factory.mktemp("leaks")
     (folder / "test_leaking.py").write_text(textwrap.dedent(LEAKING))
     report = folder / "report.xml"

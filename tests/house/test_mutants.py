@@ -1,7 +1,7 @@
-"""The tests that guard the hardest promises fail when the code that keeps one is broken.
+"""The tests of the hardest promises fail when the code behind a promise is broken.
 
-Each mutant is one edit of a copy of the package, with a test that fails because of it. Who moves the code moves the
-mutant along: an edit that no longer applies fails the run.
+Each mutant is one edit of a copy of the package, with a test that fails because of it. A change that moves the code
+must change the mutant, too: an edit that no longer applies fails the run.
 """
 
 import os
@@ -18,7 +18,7 @@ SOURCE = ROOT / "src"
 
 
 class Mutant(NamedTuple):
-    """One edit, and who notices it."""
+    """One edit of a file, and the test that must fail because of it."""
 
     breaks: str
     file: str
@@ -157,7 +157,7 @@ MUTANTS = [
     ),
 ]  # fmt: skip
 
-# For `make test-long`: of parts that have a mutant above, or which hang until the time of their test is up.
+# For `make test-long`: mutants of parts that have a mutant above, or mutants that hang until the timeout of their test.
 MORE_MUTANTS = [
     Mutant(
         "max_workers bounds the threads of a run",
@@ -628,10 +628,10 @@ def test_each_floor_has_six_mutants(floor: str) -> None:
     [*MUTANTS, *(pytest.param(mutant, marks=pytest.mark.long) for mutant in MORE_MUTANTS)],
     ids=lambda mutant: mutant.breaks.replace(" ", "-"),
 )
-@pytest.mark.timeout(180)  # a mutant that hangs, on a busy machine
+@pytest.mark.timeout(180)  # long enough for a mutant that hangs on a busy machine
 def test_a_broken_promise_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
     copy = tmp_path / "penstock"
-    # With what is compiled, which takes longer than most tests; less what another test compiles just now.
+    # Copy the bytecode too, since compiling takes longer than most tests; leave out files that another test is writing.
     shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("*.pyc.*"))
     path = copy / mutant.file
     path.write_text(path.read_text().replace(mutant.text, mutant.instead))

@@ -1,4 +1,4 @@
-"""Public modules and classes show what the reference documents, and nothing of their inside."""
+"""Public modules and classes show the names that the reference documents, and none of their internals."""
 
 import ast
 import importlib
@@ -24,7 +24,7 @@ from penstock.testing import faults
 from tests.docs.snippets import blocks_of
 
 PAGES = sorted((Path(__file__).parents[2] / "docs/reference").glob("*.md"))
-# Each public name in the reference, with the members that are shown.
+# Each public name in the reference, with its documented members.
 DOCUMENTED = {found["name"]: found["members"] for page in PAGES for found in MARKED.finditer(page.read_text())}
 
 MODULES = [ps, engine, asgi, cluster, consume, data, devices, extension, serving, telemetry, testing, faults]
@@ -34,7 +34,7 @@ OBJECTS: dict[str, Any] = {name: getattr(importlib.import_module(name.rpartition
 FUNCTIONS = {name: value for name, value in OBJECTS.items() if inspect.isfunction(value)}
 CLASSES: dict[str, Any] = {name: value for name, value in OBJECTS.items() if inspect.isclass(value)}
 
-# Their private attributes name classes that know them, in turn.
+# Classes whose private attributes have circular annotations.
 NO_HINTS = {"penstock.Ref", "penstock.extension.Site"}
 
 
@@ -43,7 +43,7 @@ def is_ours(value: Any) -> bool:
 
 
 def functions_of(kind: type) -> Iterator[FunctionType]:
-    """Yields the functions that a class defines itself, those of properties and class methods too."""
+    """Yields the functions that a class itself defines, also functions of properties and class methods."""
     for member in vars(kind).values():
         function = getattr(member, "__func__", getattr(member, "fget", getattr(member, "func", member)))
         if isinstance(function, FunctionType) and inspect.unwrap(function).__code__.co_filename != "<string>":
@@ -62,7 +62,7 @@ def assigned_in(function: FunctionType) -> set[str]:
 
 
 def shown_by(kind: type) -> set[str]:
-    """Returns what `dir()` of an instance shows, without what comes from classes of others, such as `Exception`."""
+    """Returns the names that `dir()` of an instance shows, without names of foreign bases such as `Exception`."""
     ours = [base for base in kind.__mro__ if is_ours(base)]
     names = set(dir(kind))
     for base in ours:
@@ -84,7 +84,7 @@ def members_in_the_reference(name: str) -> set[str]:
 
 
 def used_in_examples(page: Path) -> set[str]:
-    """Returns what the Python snippets of a page use of modules that they import, and what that is in."""
+    """Returns the names that the Python snippets of a page use from imported modules, and their parent names."""
     modules: dict[str, str] = {}
     used: set[str] = set()
     for node in [node for block in blocks_of(page.read_text()) if block.language == "python"
@@ -114,7 +114,7 @@ def test_a_public_module_shows_what_is_documented_and_no_more(module: ModuleType
     prefix = f"{module.__name__}."
     inside = {name.removeprefix(prefix).partition(".")[0] for name in DOCUMENTED if name.startswith(prefix)}
     assert {name for name in dir(module) if not name.startswith("_")} == inside
-    assert set(module.__all__) == inside  # what `from ... import *` and type checkers see
+    assert set(module.__all__) == inside  # used by `from ... import *` and type checkers
     assert {name for name in dir(module) if name.startswith("_")} >= {"__doc__", "__file__", "__name__"}
 
 
@@ -125,7 +125,7 @@ def test_a_public_class_shows_what_is_documented_and_no_more() -> None:
             known = f"{base.__module__}.{base.__qualname__}"
             if known in DOCUMENTED:
                 required |= members_in_the_reference(known)
-                allowed |= section(base, "Args")  # a dataclass shows them, another class may keep them to itself
+                allowed |= section(base, "Args")  # a dataclass shows its arguments, other classes need not
             required |= section(base, "Attributes") if is_ours(base) else set()
         foreign = {name for base in kind.__mro__ if not is_ours(base) for name in dir(base)}
         shown = shown_by(kind)
@@ -175,7 +175,7 @@ def test_what_a_public_class_shows_has_a_docstring() -> None:
 )
 def test_authors_of_loops_see_their_side_and_not_that_of_the_engine(kind: type, members: set[str]) -> None:
     assert {member for member in dir(kind) if not member.startswith("_")} == members
-    assert inspect.isabstract(kind)  # the engine makes them
+    assert inspect.isabstract(kind)  # only the engine makes instances
 
 
 def test_a_public_object_says_that_it_lives_where_people_import_it() -> None:
@@ -185,8 +185,8 @@ def test_a_public_object_says_that_it_lives_where_people_import_it() -> None:
         if inspect.isclass(value):
             methods = [member for member in vars(value).values() if isinstance(member, FunctionType)]
             own = [method for method in methods if method.__qualname__.startswith(f"{value.__qualname__}.")]
-            modules = {method.__module__ for method in own} - {"collections"}  # which makes those of a NamedTuple
-            assert modules <= {name.rpartition(".")[0]}, name  # what `help` of a method says
+            modules = {method.__module__ for method in own} - {"collections"}  # defines the methods of a NamedTuple
+            assert modules <= {name.rpartition(".")[0]}, name  # the module that `help` of a method shows
 
 
 def test_annotations_and_sources_of_public_functions_are_found() -> None:
@@ -197,13 +197,13 @@ def test_annotations_and_sources_of_public_functions_are_found() -> None:
         if name not in NO_HINTS:
             typing.get_type_hints(kind)
         for function in functions_of(kind):
-            # What the engine makes by itself may take what a file of the engine knows only for type checkers.
+            # Classes that only the engine makes may have arguments whose types are imported for type checkers only.
             if not function.__name__.startswith("_") or (function.__name__ == "__init__" and section(kind, "Args")):
                 typing.get_type_hints(function)
                 assert inspect.getsource(function), name
 
 
-# In an interpreter in which nothing has asked for the late names.
+# Programs for a new interpreter, in which the late names are not loaded yet.
 LATE = {
     "import typing; from penstock import engine; print(typing.get_type_hints(engine.Engine.deploy)['return'])": (
         "penstock.engine.Service[~P, ~R]"
@@ -224,7 +224,8 @@ def test_a_late_class_that_nobody_named_says_where_it_lives(program: str) -> Non
 
 
 def test_no_module_has_the_name_of_something_else() -> None:
-    # Importing it would put the module in the place of the class or function; the reference shows the module.
+    # Importing such a module would replace the class or function by the module, and the reference would show the
+    # module.
     for name in CLASSES | FUNCTIONS:
         module = OBJECTS.get(name.rpartition(".")[0], ps)
         assert not hasattr(module, "__path__") or importlib.util.find_spec(name) is None, name

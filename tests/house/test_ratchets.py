@@ -1,7 +1,7 @@
-"""Sizes of folders, which may only become less: whoever makes one less writes the smaller number here.
+"""Sizes of folders, which may only shrink: a change that makes a folder smaller writes the smaller number here.
 
-`python -m tests.house.counting` prints what there is. A change that needs more lines says which folder takes them;
-the other figures are not raised. A new folder begins with figures of its own.
+`python -m tests.house.counting` prints the present figures. A change that needs more lines says which folder takes
+them; the other figures are not raised. A new folder begins with its own figures.
 """
 
 from dataclasses import fields
@@ -28,7 +28,7 @@ LIMITS = {
     "testing": Figures(lines=513, largest_file=165, slots=1, branches=5, broad_excepts=2),
 }
 
-# Files of tests that import what is no public name.
+# Test files of each folder that import a name that is not public.
 TESTS_OF_INTERNALS = {
     "actors": 9,
     "advice": 3,
@@ -41,7 +41,7 @@ TESTS_OF_INTERNALS = {
     "telemetry": 4,
 }
 
-# By how much a figure may be below its limit before the limit has to follow.
+# How far a figure may be below its limit before the limit must be lowered.
 SLACK = {"lines": 50, "largest_file": 20}
 
 
@@ -96,7 +96,7 @@ def test_what_is_counted(tmp_path: Path) -> None:
     (tmp_path / "folder/one.py").write_text(COUNTED)
     (tmp_path / "folder/two.py").write_text("x = 1\n\n# none\n")
     (tmp_path / "three.py").write_text("try:\n    pass\nexcept:\n    pass\n")
-    # The loop, the conditional expressions, two further operands, the two excepts.
+    # Branches: the loop, the conditional expressions, two further operands, the two excepts.
     assert figures_by_folder(tmp_path) == {
         ".": Figures(4, 4, 0, 0, 1),
         "folder": Figures(16, 15, 3, 7, 1),

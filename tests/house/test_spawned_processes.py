@@ -1,4 +1,4 @@
-"""What a test module defines can be sent to a spawned process, which imports it by name."""
+"""A function that a test module defines can be sent to a spawned process, which imports the function by name."""
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor

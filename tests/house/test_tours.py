@@ -1,7 +1,6 @@
-"""The tours of docs/explanation/architecture.md pass the files that a recorded call passes, in that order.
+"""The tours of docs/explanation/architecture.md list the files that a recorded call passes, in the order of the call.
 
-A change that moves code finds what to write there in the message of the test that fails, or by
-`python -m tests.house.test_tours`.
+After a change that moves code, the failing test and `python -m tests.house.test_tours` print the new tours.
 """
 
 import asyncio
@@ -23,14 +22,14 @@ import penstock as ps
 from penstock import engine
 
 SOURCE = f"{Path(engine.__file__).parents[1]}/"
-WARMING_CALLS = 16  # a node is watched during its first few
+WARMING_CALLS = 16  # calls during which a node is watched
 PAGE = Path(__file__).parents[2] / "docs/explanation/architecture.md"
 
 
 class Recorder:
-    """Notes which files of the package run, in the order in which they are first entered, for each thread.
+    """Records, for each thread, the files of the package that run, in the order in which they are first entered.
 
-    A thread that works on devices begins before what is recorded, so each new thread is watched from its beginning.
+    A device thread begins before the recording, so each new thread is watched from its beginning.
     """
 
     def __init__(self) -> None:
@@ -41,7 +40,7 @@ class Recorder:
     def watching(self) -> Generator[None]:
         before, before_of_threads = sys.getprofile(), threading.getprofile()
         gc.collect()
-        gc.disable()  # what earlier tests left is not closed in the middle of a tour
+        gc.disable()  # objects of earlier tests must not be closed during a tour
         sys.setprofile(self._called)
         threading.setprofile(self._called)
         try:
@@ -124,7 +123,7 @@ async def call_of_a_deployment(recorder: Recorder) -> list[list[str]]:
 
 async def array_through_a_device(recorder: Recorder) -> list[list[str]]:
     async with engine.deploy(doubled) as service:
-        for number in (1, 2):  # it is compiled, and the device is open
+        for number in (1, 2):  # compiles the program, and opens the device
             await service(np.full(3, number, np.float32))
         recorder.begin()
         await service(np.full(3, 3, np.float32))
@@ -148,7 +147,7 @@ async def exception_with_policies(recorder: Recorder) -> list[list[str]]:
     async def stay(question: str) -> None:
         try:
             await asyncio.sleep(60 if question == "unknown" else 0)
-        finally:  # the call has failed, which cancels this handler
+        finally:  # the failure of the call cancels this handler
             passed[:] = recorder.end()
 
     @ps.graph
@@ -178,7 +177,7 @@ async def recorded(title: str) -> list[list[str]]:
 
 
 def written(title: str) -> list[list[str]]:
-    """Returns the files that the page names in a tour: a list for each table, from its first column."""
+    """Returns the files that a tour of the page names: one list for each table, from its first column."""
     tour = PAGE.read_text().partition(f"### {title}\n")[2].partition("\n#")[0]
     tables = re.findall(r"^\| file .*\n\| ---.*\n((?:\|.*\n)+)", tour, re.MULTILINE)
     return [re.findall(r"`(\S+\.py)`", "".join(row.split("|")[1] for row in table.splitlines())) for table in tables]

@@ -1,4 +1,4 @@
-"""`ps.call`: a handler runs nodes and graphs that are known at run time, as steps of its item."""
+"""`ps.call`: a handler runs nodes and graphs that it chooses at run time, as steps of its item."""
 
 import asyncio
 import pickle
@@ -18,7 +18,7 @@ Handler = Callable[[Any], Coroutine[Any, Any, Any]]
 
 
 def handled(handler: Handler, **options: Any) -> "ps.Graph[[Any], Any]":
-    """Returns a graph with one step, whose handler this is."""
+    """Returns a graph with one step that runs this handler."""
     return ps.graph(ps.node(**options)(handler))
 
 
@@ -102,7 +102,7 @@ async def test_it_is_a_step_wherever_the_handler_runs(way: Callable[..., Corouti
 
     results = await way(handled(handler), 7)
     fixed = [7, "in_thread 7", 70, 21, "line 7"]
-    kept = way is not in_run  # where two calls share a scope, they share its instance
+    kept = way is not in_run  # calls that share a scope share its instance
     assert results == [[*fixed, [101, 102]], [*fixed, [103, 104] if kept else [101, 102]]]
     assert [attempt for _, attempt in attempts] == [1, 2, 3] * 2
     assert [item for item, _ in attempts] == ([0] * 6 if way is in_run else [0, 0, 0, 1, 1, 1])
@@ -149,7 +149,7 @@ async def test_wrong_arguments_are_refused() -> None:
 
 
 class Lingering:
-    """A node that works until it is cancelled, and what has happened to it."""
+    """A node that works until it is cancelled, and a list of its events."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -166,7 +166,7 @@ class Lingering:
             raise
 
     async def left(self) -> "asyncio.Task[Any]":
-        """Begins a task where the engine does not see it in the code of the handler."""
+        """Begins a task in a helper, so the code of the handler does not show the engine that it starts one."""
         self.has_begun.clear()
         task = asyncio.create_task(ps.call(self.node, 1))
         await self.has_begun.wait()
@@ -202,12 +202,12 @@ async def test_what_is_left_is_cancelled_and_waited_for_when_the_handler_ends(ho
 async def test_what_begins_at_once_and_is_left_is_ended_too() -> None:
     lingering = Lingering()
 
-    async def handler(x: int) -> Any:  # where tasks are eager, the call begins in the first step of the handler
+    async def handler(x: int) -> Any:  # an eager task begins its call within this step
         return asyncio.create_task(ps.call(lingering.node, 1))
 
     task = await engine.run(handled(handler)(1))
     assert lingering.events == ["unwound"] * lingering.has_begun.is_set()
-    await asyncio.wait([task])  # else it begins only now
+    await asyncio.wait([task])  # a task that is not eager begins only now
     assert task.cancelled()
 
 
@@ -216,7 +216,7 @@ async def test_what_a_handler_in_a_line_leaves_is_ended_though_it_has_called_not
     lingering = Lingering()
 
     async def handler(x: int) -> Any:
-        return x if x < 9 else await lingering.left()  # by then, the worker calls the handler itself
+        return x if x < 9 else await lingering.left()  # by item 9, the worker itself calls the handler
 
     passes = ps.node(lingering.passes)
     graph: Any = handled(handler) >> passes >> passes >> passes
@@ -647,7 +647,7 @@ async def test_a_node_that_a_handler_calls_as_a_function_says_that_its_options_d
     assert "await ps.call(limited, ...)" in line
 
 
-# Questions, and the keys by which others know what was done before.
+# Questions to a person, and keys by which other services recognise work that was done before.
 
 
 def looped(store: MemoryStore, body: Handler, last: int = 1) -> "ps.Graph[[], list[Any]]":
@@ -681,7 +681,7 @@ async def test_what_a_handler_calls_may_ask() -> None:
     with pytest.raises(ps.Interrupted, match=r"pay 2\?"):
         await engine.run(graph, durable_key="k", answer="yes")
     assert await engine.run(graph, durable_key="k", answer="no") == ["1 yes", "2 no"]
-    assert paid[0] == paid[1] != paid[2]  # the first has run twice
+    assert paid[0] == paid[1] != paid[2]  # the step of the first question has run twice
 
 
 @ps.node
@@ -735,7 +735,7 @@ async def test_a_key_is_the_same_in_each_attempt_and_after_a_restart_and_of_no_o
     works = [*around, *seen[0], *seen[3]]
     assert len(set(works)) == len(works)
     assert all(len(key) == 32 for key in works)
-    again, _ = await engine.run(loops, durable_key="k")  # another loop of the key
+    again, _ = await engine.run(loops, durable_key="k")  # another loop with the same key
     others, _ = await engine.run(loops, durable_key="other")
     assert set(works).isdisjoint([*again, *others, *seen[5], *seen[7]])
 

@@ -1,4 +1,4 @@
-"""Limits of nodes hold exactly, per Engine, whoever uses the node."""
+"""Limits of nodes hold exactly, per Engine, however many scopes use the node."""
 
 import asyncio
 import contextlib
@@ -122,7 +122,7 @@ async def test_a_pool_of_threads_is_bounded_by_max_workers() -> None:
 
 
 def taken(own: engine.Engine) -> int:
-    """Returns how many jobs threads of the engine have, or will have."""
+    """Returns how many jobs run or are queued in the threads of the engine."""
     pool = own.statistics().threads
     assert pool is not None
     return pool.busy + pool.queued
@@ -198,7 +198,7 @@ async def test_what_waits_for_the_threads_of_one_run_leaves_the_node_to_others()
 
     @ps.graph
     async def many(x: int) -> list[int]:
-        return await ps.map_each(held, [x] * 50, concurrency=50)  # more than an Engine has threads
+        return await ps.map_each(held, [x] * 50, concurrency=50)  # more items than an Engine has threads
 
     async with engine.Engine() as own:
         runs = [asyncio.create_task(own.run(many(x), max_workers=2)) for x in range(3)]
@@ -253,7 +253,7 @@ async def test_what_waits_for_a_thread_is_cancelled_and_leaves_none_behind() -> 
 
 
 class Short:
-    """A graph of a node on two threads, whose items take no time, or as long as a gate is closed."""
+    """A graph of one node on two threads; its items take no time while the gate is open."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, short_seconds: float = 60.0, **policy: Any) -> None:
         monkeypatch.setattr("penstock.actors.threads._SHORT_SECONDS", short_seconds)
@@ -271,7 +271,7 @@ class Short:
 
     @contextlib.asynccontextmanager
     async def warm(self, own: engine.Engine) -> AsyncIterator[None]:
-        """Let the engine see how long items take; then close the gate, until the end."""
+        """Let the engine measure that items are short; then close the gate for the length of the block."""
         self.gate.open()
         assert await asyncio.gather(*[own.run(self.graph(x)) for x in range(8)]) == list(range(8))
         self.wait_for(8)
@@ -280,10 +280,10 @@ class Short:
         try:
             yield
         finally:
-            self.gate.open()  # also after a failure, or the engine would wait for threads that wait for the gate
+            self.gate.open()  # also after a failure: the engine waits for threads that wait for the gate
 
     def wait_for(self, items: int) -> None:
-        """Wait until so many more have begun; the event loop does nothing meanwhile."""
+        """Block until this many more items have begun; the event loop takes no turn meanwhile."""
         for _ in range(items):
             assert self._begins.acquire(timeout=10), self.begun
 
@@ -298,7 +298,7 @@ async def test_a_thread_begins_its_next_short_item_without_the_event_loop(monkey
         assert pool is not None
         assert (pool.busy, pool.queued) == (2, 2)
         short.gate.open()
-        short.wait_for(2)  # the loop is held here
+        short.wait_for(2)  # blocks the loop
         assert sorted(short.begun) == [0, 1, 2, 3]
         assert await asyncio.gather(*calls) == list(range(6))
     assert short.gate.gauge.peak == 2
@@ -332,7 +332,7 @@ async def test_what_is_ahead_of_its_thread_spends_no_time_of_its_node(monkeypatc
         (after,) = service.statistics().actors
         assert before.busy_seconds is not None
         assert after.busy_seconds is not None
-        assert 0.9 < after.busy_seconds - before.busy_seconds < 1.9  # of two items, not of four
+        assert 0.9 < after.busy_seconds - before.busy_seconds < 1.9  # seconds of two items, not of four
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ async def test_what_is_ahead_of_its_thread_spends_no_time_of_its_node(monkeypatc
 async def test_items_that_take_long_or_may_not_be_ahead_wait_in_the_inbox(
     short_seconds: float, policy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A timeout counts from the begin of an item, and bytes are bounded in the inbox."""
+    """A timeout counts from the begin of an item, and `max_bytes` bounds the items in the inbox."""
     short = Short(monkeypatch, short_seconds, **policy)
     async with engine.Engine() as own, own.deploy(short.graph) as service, short.warm(own):
         calls = [asyncio.create_task(service(x)) for x in range(4)]
@@ -400,7 +400,7 @@ async def test_what_waits_for_a_thread_spends_no_time_of_its_node() -> None:
     async with engine.Engine() as own, own.deploy(holding, both, max_workers=1) as service:
         calls = [asyncio.create_task(service.run(graph(x))) for graph, x in ((holding, 0), (both, 1))]
         await testing.wait_quiescent()
-        await asyncio.sleep(0.5)  # longer than the node may take
+        await asyncio.sleep(0.5)  # longer than the timeout of the node
         gate.open()
         assert await asyncio.gather(*calls) == [0, [1, 1]]
         busy = {actor.node: actor.busy_seconds or 0 for actor in service.statistics().actors}
@@ -530,7 +530,7 @@ async def process_ids(x: int) -> list[int]:
     return await ps.map_each(process_id, [x] * 8)
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # it waits for processes
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # waits for processes, whatever the loop
 async def test_max_processes_bounds_the_worker_processes_of_an_engine() -> None:
     async with engine.Engine(max_processes=1) as own:
         assert len({*await own.run(process_ids(1))}) == 1
@@ -642,7 +642,7 @@ async def in_a_body(x: int) -> int:
 @pytest.mark.parametrize(("graph", "steps"), [(in_a_line, 3), (behind_another, 2), (in_a_body, 2)])
 @virtual
 async def test_a_limited_node_that_is_used_again_downstream_does_not_wait_for_itself(graph, steps: int) -> None:
-    """A bounded graph cannot deadlock, also where one limit covers two places of it."""
+    """A bounded graph cannot deadlock, also if one limit covers two steps of the graph."""
 
     async with engine.stream((graph(x) for x in range(50)), max_in_flight=40) as results:
         assert [x async for x in results] == [x + steps for x in range(50)]

@@ -1,6 +1,6 @@
-"""Actors that own their loop, and crash: what becomes of their work, their inbox, and their siblings."""
+"""Actors that own their loop and crash: the fate of their work, their inbox and their siblings."""
 
-# ruff: noqa: PT012 - what raises is the end of an `async with`, and most of a test stands in it
+# ruff: noqa: PT012 - the end of an `async with` raises, and the block holds most of a test
 
 import asyncio
 from typing import Any, Self
@@ -14,7 +14,7 @@ from tests.kit import SCHEDULERS, virtual
 
 
 class Books:
-    """What has happened to the loops of an actor."""
+    """A record of the loops of an actor."""
 
     def __init__(self) -> None:
         self.entered = 0
@@ -25,7 +25,7 @@ class Books:
 
 
 class Looping(ps.Actor[Any, Any]):
-    """An item says what becomes of the loop."""
+    """An actor whose items tell its loop how to go on or end."""
 
     def __init__(self, books: Books) -> None:
         self.books = books
@@ -86,7 +86,7 @@ async def test_work_that_was_taken_is_given_again_if_its_retry_says_so() -> None
         keep = asyncio.create_task(service("keep"))
         await testing.wait_quiescent()
         results = await outcomes(service("crash"))
-        assert results == [ps.ActorRestarted]  # it crashed the second loop as well
+        assert results == [ps.ActorRestarted]  # the retry crashed the second loop as well
         keep.cancel()
     assert [number for number, item in books.taken if item == "crash"] == [1, 2]
 
@@ -267,7 +267,7 @@ async def test_no_work_is_lost_when_a_loop_with_tasks_of_its_own_is_restarted_wi
 
 
 class Uncommon(BaseException):
-    """Nothing that code with `except Exception` sees."""
+    """An exception that `except Exception` does not catch."""
 
 
 async def awaits_what_is_cancelled() -> None:
@@ -447,7 +447,7 @@ async def test_a_stream_that_no_attempt_can_save_is_not_tried_again() -> None:
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("crashes", [False, True])
 async def test_work_that_a_loop_took_while_its_start_was_cut_short_is_not_lost(crashes: bool) -> None:
-    """Its supervisor cancels a start when another node crashes; the loop may have begun, and ended, just before."""
+    """The supervisor cancels a start when another node crashes; the new loop may have begun, and ended, just before."""
     loops = 0
     crash = asyncio.Event()
 
@@ -466,7 +466,7 @@ async def test_work_that_a_loop_took_while_its_start_was_cut_short_is_not_lost(c
             mine = loops
             while True:
                 work = await inbox.get()
-                if mine == 2:  # its start has not been noticed yet
+                if mine == 2:  # the supervisor does not know yet that this loop has started
                     crash.set()
                     if crashes:
                         raise ConnectionError
@@ -481,7 +481,7 @@ async def test_work_that_a_loop_took_while_its_start_was_cut_short_is_not_lost(c
         await testing.wait_quiescent()
         crash.set()
         await asyncio.wait([first])
-        second = asyncio.create_task(service(2))  # waits until the node has been restarted
+        second = asyncio.create_task(service(2))  # waits for the restart of the node
         async with asyncio.timeout(10):
             with pytest.raises(ps.ActorRestarted):
                 await service.run(echoes(3))

@@ -1,4 +1,5 @@
-"""`max_workers` of a run bounds how many of its handlers run at a time, over all nodes and bodies, and never hangs."""
+"""`max_workers` of a run bounds how many of its handlers run at a time, in all nodes and bodies; the run never
+hangs."""
 
 import asyncio
 import threading
@@ -207,7 +208,7 @@ async def test_each_call_has_its_own_bound(level: str) -> None:
 
 
 async def test_streams_take_no_place() -> None:
-    """Neither a node that gives a stream nor one that reads it, which waits for other handlers of the call."""
+    """Neither a node that gives a stream nor a node that reads it takes a place: both wait for other handlers."""
 
     in_a_line = numbers >> doubled >> total
 
@@ -243,7 +244,7 @@ async def test_a_call_inside_of_a_handler_has_a_bound_of_its_own() -> None:
 
 
 async def test_who_waits_for_its_call_keeps_no_place_of_a_node_from_a_nested_call() -> None:
-    """With the only place of `limited_one` in its hands, it would wait for a handler that waits for that place."""
+    """A waiting call that kept the only place of `limited_one` would wait for a handler that waits for this place."""
 
     @ps.node(concurrency=1)
     async def limited_one(x: int) -> int:

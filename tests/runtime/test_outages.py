@@ -1,4 +1,4 @@
-"""`Retry(attempts=None)`: an outage is waited out, a bad message fails at once, and both can be seen."""
+"""`Retry(attempts=None)`: items wait until an outage ends, a bad item fails at once, and statistics show both."""
 
 import asyncio
 from itertools import pairwise
@@ -16,7 +16,7 @@ PATIENT = ps.Retry(None, backoff_seconds=0.5, max_backoff_seconds=10, jitter=0, 
 
 
 class Database:
-    """It is away until a time, and refuses what is no row at any time; `write` takes a batch of rows."""
+    """A database that is down until a time, and always refuses invalid rows; `write` takes a batch of rows."""
 
     def __init__(self, until: float, retry: ps.Retry = PATIENT, name: str = "write") -> None:
         self.until = until
@@ -54,7 +54,7 @@ def test_what_would_go_on_for_nothing_is_refused(arguments: dict[str, Any], mess
 
 def test_an_outage_loses_nothing_and_a_bad_row_fails_alone() -> None:
     async def main() -> None:
-        database = Database(until=200, name="insert")  # a name of its own, since logs are throttled by name
+        database = Database(until=200, name="insert")  # another name, since logs are throttled by name
         rows = [*range(20), -1, *range(20, 30)]
         async with engine.stream(map(database.store, rows), max_in_flight=40) as stream:
             await asyncio.sleep(41)
@@ -73,7 +73,7 @@ def test_an_outage_loses_nothing_and_a_bad_row_fails_alone() -> None:
     with capture_logs() as logs:
         run_virtual(main)
     seen = [log for log in logs if log["event"] == "node.error_handled"]
-    assert [log.get("retried_for_seconds") for log in seen] == [None, 66, 126, 186]  # a line a minute
+    assert [log.get("retried_for_seconds") for log in seen] == [None, 66, 126, 186]  # a line each minute
 
 
 @virtual
@@ -81,7 +81,7 @@ async def test_it_waits_as_long_as_the_deadline_allows() -> None:
     database = Database(until=200)
     with pytest.raises(ConnectionRefusedError) as caught:
         await engine.run(database.store(1), timeout_seconds=60)
-    assert 50 < asyncio.get_running_loop().time() <= 60  # the next attempt would have come too late
+    assert 50 < asyncio.get_running_loop().time() <= 60  # the next attempt would come after the deadline
     assert len(database.asked) == 10
     assert "attempt 10" in caught.value.__notes__[0]
 

@@ -1,4 +1,5 @@
-"""Actors that own their loop and give streams: one reader each, bounded, and cancelled when it leaves."""
+"""Actors that own their loop and give streams: each stream is bounded, has one reader, and is cancelled when it
+leaves."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ PartInbox = ps.Inbox[ps.StreamWork[int, int]]
 
 @ps.node
 class Counter(ps.StreamActor[int, int]):
-    """Counts up to each item, one part for each open item in turn; who does not keep up is dropped."""
+    """Counts up to each item, giving each open item one part in turn; drops a reader that does not keep up."""
 
     async def loop(self, inbox: PartInbox, /) -> None:
         open_items: dict[ps.StreamWork[int, int], int] = {}
@@ -60,7 +61,7 @@ collected = count >> collect
 
 
 class Gate:
-    """An actor's loop hands its work to the test."""
+    """An actor whose loop hands its work to the test."""
 
     def __init__(self) -> None:
         self.taken: list[ps.StreamWork[int, int]] = []
@@ -380,7 +381,7 @@ async def test_a_loop_waits_for_room_as_long_as_it_says(how: str, is_read_by_a_n
         reading = asyncio.ensure_future(anext(stream))
         work = await gate.work()
         assert work.room == 4
-        await work.wait_room()  # there is some
+        await work.wait_room()  # returns at once: there is room
         while work.put_nowait(7):
             await testing.wait_quiescent()
         await reading
@@ -408,7 +409,7 @@ async def test_a_loop_waits_for_room_as_long_as_it_says(how: str, is_read_by_a_n
 
 @ps.node
 class Refilling(ps.StreamActor[int, int]):
-    """Puts a part whenever there is room, and has one task wait for room at the same time."""
+    """Puts a part whenever there is room; a second task waits for room at the same time."""
 
     async def loop(self, inbox: PartInbox, /) -> None:
         work = await inbox.get()
@@ -428,7 +429,7 @@ async def test_a_reader_that_takes_a_part_at_times_is_not_too_slow() -> None:
     for _ in range(20):
         await asyncio.sleep(1)
         assert await anext(parts) == 7
-    await running  # nothing is taken any more
+    await running  # the reader takes no more parts
     rest, error = await collect_all(parts)
     assert rest == [7] * 16
     assert str(error) == "the reader has taken nothing for 3 seconds"

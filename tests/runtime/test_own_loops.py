@@ -1,4 +1,4 @@
-"""Actors that own their loop, in scopes: one loop each, exactly one outcome per item, nothing left behind."""
+"""Actors that own their loop, in scopes: one loop for each scope, exactly one outcome per item, nothing left behind."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ class Doubler(ps.Actor[int, int]):
 
 
 class Log:
-    """What an actor did, over all of its instances."""
+    """A log of an actor, over all of its instances."""
 
     def __init__(self) -> None:
         self.entries: list[str] = []
@@ -56,7 +56,7 @@ def logging_actor(log: Log) -> Callable[[int], Awaitable[int]]:
 
 
 class Gate:
-    """An actor's loop hands its work to the test, which settles it."""
+    """An actor whose loop hands its work to the test, which settles it."""
 
     def __init__(self) -> None:
         self.taken: list[ps.Work[int, int]] = []
@@ -252,7 +252,8 @@ async def test_the_error_of_a_block_is_that_of_its_work_alone() -> None:
     assert [outcome.value for outcome in outcomes] == [2, None, 3, 1, 6]
     assert isinstance(outcomes[1].error, ZeroDivisionError)
     assert [type(error) for error in ends] == [OSError, ps.InboxClosed]
-    # Of a caller that has left, nobody waits for the error; the end of the loop itself passes through the block.
+    # If the caller has left, the block drops the error of its work. The end of the loop itself passes through the
+    # block.
     inbox, [future] = testing.inbox([1])
     work = await inbox.get()
     future.cancel()
@@ -290,7 +291,7 @@ async def test_a_cancelled_call_is_free_at_once_and_shows_in_its_work() -> None:
         [work] = gate.taken
         assert not work.cancelled
         call.cancel()
-        await asyncio.sleep(0)  # the caller hears of it, and ends the frame
+        await asyncio.sleep(0)  # the caller is cancelled, and ends the frame
         assert work.cancelled
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -310,8 +311,8 @@ async def test_queued_work_of_a_cancelled_call_leaves_the_inbox() -> None:
     async with engine.deploy(graph_of(Later())) as service:
         calls = [asyncio.create_task(service(x)) for x in range(3)]
         await testing.wait_quiescent()
-        calls[0].cancel()  # it is queued
-        calls[1].cancel()  # it waits for room
+        calls[0].cancel()  # its work is queued
+        calls[1].cancel()  # its work waits for room
         await testing.wait_quiescent()
         [actor] = service.statistics().actors
         assert (actor.inbox.depth, actor.inbox.waiting_putters) == (1, 0)
@@ -680,7 +681,7 @@ async def test_several_arguments_are_refused_where_items_are_no_tuples() -> None
 
 @ps.node
 class Teller(ps.Actor[int, int]):
-    """Tells the sum of its items, and two times; a negative item ends the loop."""
+    """Reports the sum of its items, and other figures; a negative item ends the loop."""
 
     async def loop(self, inbox: IntInbox, /) -> None:
         total = 0
@@ -705,7 +706,7 @@ async def test_what_a_loop_tells_of_itself_shows_in_statistics_and_metrics(monke
     async def once(x: int) -> int:
         return await tell(x)
 
-    monkeypatch.setenv("COLUMNS", "300")  # which xdist makes 80
+    monkeypatch.setenv("COLUMNS", "300")  # xdist sets it to 80
     with collecting(monkeypatch) as collected:
         async with engine.deploy(once) as service, engine.deploy(once) as other:
             assert told(service) == [{}]
@@ -714,7 +715,7 @@ async def test_what_a_loop_tells_of_itself_shows_in_statistics_and_metrics(monke
             assert told(service) == [figures]
             assert str(service.statistics()).endswith("4  0.250  1,048,576")
             of = {"graph": "once", "node": "Teller", "figure": "total", "unit": "{total}"}
-            assert collected.total(names.METRIC_NODE_FIGURE, **of) == 4 + 6  # of two loops
+            assert collected.total(names.METRIC_NODE_FIGURE, **of) == 4 + 6  # summed over two loops
             with pytest.raises(ps.ActorRestarted):
                 await service(-1)
             assert await service(2) == 2

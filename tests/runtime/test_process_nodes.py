@@ -1,4 +1,4 @@
-"""Process nodes that take lists, and classes of which each worker process has an instance."""
+"""Process nodes that take lists, and classes with one instance in each worker process."""
 
 import asyncio
 import re
@@ -39,7 +39,7 @@ async def test_a_process_node_takes_a_list_of_many_callers() -> None:
         processes = own.statistics().processes
         assert processes is not None
         assert processes.completed < 12
-        assert await squares(3) == 9  # outside of a graph, a batch of one
+        assert await squares(3) == 9  # outside a graph: a batch of one item
 
 
 async def test_a_batch_dies_with_its_worker_and_the_next_one_gets_another() -> None:
@@ -98,13 +98,13 @@ async def test_what_results_of_a_batch_share_is_sent_once() -> None:
 async def test_a_timeout_counts_from_the_begin_in_the_worker() -> None:
 
     async with engine.Engine(max_processes=1) as own, own.deploy(ps.graph(timed)) as service:
-        # Together they take longer than the timeout of each.
+        # Together, the items take longer than the timeout of one item.
         results = await asyncio.gather(*[service(0.1) for _ in range(10)], service(60), return_exceptions=True)
         assert results[:10] == [0.1] * 10
         assert isinstance(results[10], ps.NodeTimeoutError)
         (node,) = service.statistics().actors
         assert node.busy_seconds is not None
-        assert 1 < node.busy_seconds < 4  # without the waits, which are many times as long
+        assert 1 < node.busy_seconds < 4  # without the waits, which are much longer
 
 
 async def test_the_time_that_each_attempt_has_waited_for_a_worker_is_not_that_of_the_node() -> None:
@@ -113,7 +113,7 @@ async def test_the_time_that_each_attempt_has_waited_for_a_worker_is_not_that_of
         assert await asyncio.gather(*map(service, range(8))) == list(range(8))
         (node,) = service.statistics().actors
         assert node.busy_seconds is not None
-        assert 1.5 < node.busy_seconds < 4  # each of the first attempts has waited up to 0.8 s
+        assert 1.5 < node.busy_seconds < 4  # each first attempt has waited up to 0.8 s
 
 
 @pytest.mark.parametrize(("node", "in_inbox"), [(slow, 0), (slow_with_capacity, 1), (slow_with_max_bytes, 3)])
@@ -168,7 +168,7 @@ async def test_each_worker_has_one_instance_which_is_entered_once_and_left_with_
             for process, calls in workers.items():
                 assert sorted(count for _, at, count in results if at == process) == list(range(1, calls + 1))
             assert told(path) == {"entered": len(workers)}
-            async with own.deploy(graph) as other:  # another scope has instances of its own
+            async with own.deploy(graph) as other:  # another scope has its own instances
                 assert (await other(1))[2] == 1
             assert told(path) == {"entered": len(workers) + 1, "left": 1}
         assert told(path) == {"entered": len(workers) + 1, "left": len(workers) + 1}

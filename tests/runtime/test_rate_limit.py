@@ -1,4 +1,4 @@
-"""`RateLimit` passes its input on, so many times per second of a scope or an Engine, for all items or for each key."""
+"""`RateLimit` passes at most so many items a second, per scope or Engine, for all items together or for each key."""
 
 import asyncio
 import random
@@ -133,7 +133,7 @@ def test_the_limit_of_a_key_is_as_if_there_were_no_others(requests: list[tuple[s
     for tenant, pause in requests:
         now += pause / 8
         before = expected[tenant]
-        # At most two at once, and a quarter of a second for each after that: what a full bucket of two allows.
+        # A full bucket of two lets two items pass at once, and each later item after a quarter of a second.
         full_at = 0.0
         for at in before:
             full_at = max(full_at, at) + 0.25
@@ -179,7 +179,7 @@ async def test_with_scope_engine_runs_streams_and_deployments_share_one_limit(ma
     assert round(clock(), 6) == 2.5
     left = asyncio.create_task(own.run(graph(("a", 9))))
     await testing.wait_quiescent()
-    left.cancel()  # nothing of the limit is left behind
+    left.cancel()  # the cancel leaves nothing of the limit behind
     await asyncio.wait([left])
     async with engine.Engine() as other:
         assert await other.run(graph(("a", 0))) == ("a", 0)
@@ -205,8 +205,8 @@ async def test_keys_and_what_waits_for_each_are_bounded_and_full_limits_are_forg
         assert refused.value.retry_after_seconds == pytest.approx(1.75)
         gone.cancel()
         await asyncio.wait([gone])
-        assert await service(("a", 3)) == ("a", 3)  # who has left does not count
-        await asyncio.sleep(0.25)  # the limit of "b" is as good as new
+        assert await service(("a", 3)) == ("a", 3)  # a caller that has left does not count
+        await asyncio.sleep(0.25)  # the bucket of "b" is full again
         assert await service(("c", 0)) == ("c", 0)
         with pytest.raises(ps.Overloaded):
             await service(("b", 0))
@@ -218,8 +218,8 @@ async def test_forgetting_lifts_no_limit() -> None:
     async with engine.deploy(ps.graph(limit)) as service:
         for _ in range(2):
             await service(("a", 0))
-        await asyncio.sleep(1.5)  # one token of two
-        for number in range(20):  # each new key has some others looked at
+        await asyncio.sleep(1.5)  # one token of two is back
+        for number in range(20):  # each new key makes the limit look at some old keys
             await service((f"b{number}", 0))
         await service(("a", 0))
         with pytest.raises(ps.Overloaded):
@@ -270,7 +270,7 @@ async def test_the_work_of_a_key_whose_hash_changes_passes_in_its_turn() -> None
         assert [number for _, number in await asyncio.gather(*calls)] == [0, 0, 1, 1, 2, 2]
         assert asyncio.get_running_loop().time() == pytest.approx(2)
         await asyncio.sleep(1)
-        for number in range(10):  # what was kept of the changed key is forgotten as well
+        for number in range(10):  # the limit forgets the changed key as well
             await service((f"tenant {number}", 0))
             await asyncio.sleep(1)
 
@@ -291,7 +291,7 @@ def test_the_options_of_limits_by_key_are_checked() -> None:
             ps.RateLimit(per_second=1, **{option: value})
 
 
-# Tokens, of which items take several.
+# Items that take several tokens.
 
 
 def test_an_item_takes_its_cost_and_one_that_is_too_large_leaves_a_debt() -> None:
@@ -306,7 +306,7 @@ def test_an_item_takes_its_cost_and_one_that_is_too_large_leaves_a_debt() -> Non
                 passed.append(round(clock(), 6))
         return passed
 
-    # The item of 12 waits for the whole burst of 5; of the debt of 7, the next has to wait off all, and one token more.
+    # The item of cost 12 waits for the whole burst of 5, and leaves a debt of 7. The next item waits for 8 tokens.
     assert testing.run_virtual(main) == [0, 0, 0, 0.1, 0.6, 1.3, 1.4]
 
 
@@ -326,17 +326,17 @@ async def test_each_key_has_its_rate_and_settles_its_debt_alone() -> None:
             return round(clock(), 6)
 
         assert [await passed("a", 10), await passed("b", 10)] == [0, 0]
-        limit.settle("a", 20)  # what the answer has cost besides
+        limit.settle("a", 20)  # additional cost of the answer
         calls = [asyncio.create_task(passed(*request)) for request in [("a", 10), ("b", 1), ("a", 1)]]
         await asyncio.sleep(0.5)
         assert [call.done() for call in calls] == [False] * 3
-        limit.settle("a", -5)  # given back while they wait
+        limit.settle("a", -5)  # tokens given back while calls wait
         assert await asyncio.gather(*calls) == [2.5, 1, 2.6]
         calls = [asyncio.create_task(passed("a", 1))]
         await asyncio.sleep(0)
         limit.settle("a", 10)
         assert await asyncio.gather(*calls) == [3.7]
-        with pytest.raises(KeyError):  # a key of no quota fails alone
+        with pytest.raises(KeyError):  # a key without a quota fails alone
             await service(("c", 1))
 
 
@@ -349,12 +349,12 @@ async def test_a_debt_is_told_to_those_who_are_refused() -> None:
         limit.settle("a", 7)
         with pytest.raises(ps.Overloaded, match="the limit of key 'a' is used up") as caught:
             await service(("a", 1))
-        assert caught.value.retry_after_seconds == pytest.approx(2.5)  # 4 of debt, and one token
+        assert caught.value.retry_after_seconds == pytest.approx(2.5)  # a debt of 4, and one token
         await service(("b", 1))
 
 
 def test_under_many_interleavings_no_key_uses_more_than_its_tokens(effort: int) -> None:
-    """However costs, debts and cancels come: what was used up to a moment is covered by burst, rate and one item."""
+    """For random costs, debts and cancels: burst, rate and one item bound the tokens used up to any moment."""
 
     async def main() -> int:
         loop = asyncio.get_running_loop()
@@ -373,7 +373,7 @@ def test_under_many_interleavings_no_key_uses_more_than_its_tokens(effort: int) 
                 used[tenant] += cost
                 now = loop.time()
                 before = sum(amount for of, at, amount in settled if of == tenant and (at < now or amount < 0))
-                # Of those that passed in this moment, the last may have been 11 where a whole burst is 8.
+                # The last item that passes at a moment may cost up to 11, while a whole burst is 8.
                 assert used[tenant] + before <= 8 + 3 + now * quota_of(tenant) + 1e-6
                 if draw.random() < 0.5:
                     debt = draw.choice([-cost, 1, 20])
@@ -401,7 +401,7 @@ async def test_what_cannot_be_settled_is_refused() -> None:
         ps.RateLimit(per_second=1).settle(None, 3)
     shared = ps.RateLimit(per_second=1, scope="engine", cost=lambda request: request[1])
     graph = ps.graph(shared)
-    shared.settle(None, 3)  # nobody has used it
+    shared.settle(None, 3)  # no node has used the limit yet
     async with engine.Engine() as own, engine.Engine() as other:
         await own.run(graph(("a", 1)))
         await other.run(graph(("a", 1)))

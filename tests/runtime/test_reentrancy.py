@@ -1,4 +1,4 @@
-"""What would wait for itself for ever is refused, with the chain of calls; nested calls that can end do."""
+"""Nested calls that would wait for themselves for ever are refused, with the chain of calls; other nested calls end."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ SCHEDULERS = ["auto", "actors", "parallel", "wave", "sequential"]
 
 
 def recursive(concurrency: int, **policy):
-    """A graph whose node, with a limit, runs the graph again, one level less deep."""
+    """A graph whose limited node runs the graph again, one level less deep."""
 
     @ps.node(concurrency=concurrency, **policy)
     async def descend(depth: int) -> int:
@@ -35,7 +35,7 @@ async def test_a_node_that_waits_for_its_own_only_place_is_refused(scheduler) ->
     message = str(caught.value)
     assert message.startswith("node 'descend' of graph 'down' → node 'descend' of graph 'down': the only place is held")
     assert "call the graph inside the graph" in message
-    assert await engine.run(down(0), scheduler=scheduler) == 0  # the place was given back
+    assert await engine.run(down(0), scheduler=scheduler) == 0  # the refused call has given its place back
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -109,20 +109,20 @@ async def test_callers_that_hold_all_places_together_are_told_so_and_not_all_of_
     gate.set()
     results = await asyncio.gather(*runs, return_exceptions=True)
     refused = [result for result in results if isinstance(result, ps.ReentrantCallError)]
-    assert len(refused) == 1  # its place is all that the others need
+    assert len(refused) == 1  # the place of the refused call is enough for the others
     assert "all 3 places are held" in str(refused[0])
     assert [result for result in results if not isinstance(result, Exception)] == [1, 1]
 
 
 def ring(length: int, limit: int, verb: str = "run") -> list[ps.Graph[[int, int], int]]:
-    """Graphs of one limited node each, whose handler calls the next graph; the last one calls the first."""
+    """Graphs of one limited node each; a handler calls the next graph, and the last handler calls the first graph."""
     graphs: list[ps.Graph[[int, int], int]] = []
 
     def graph_of(number: int) -> ps.Graph[[int, int], int]:
         @ps.node(concurrency=limit, name=f"node {number}")
         async def step(depth: int, item: int) -> int:
             call = graphs[(number + 1) % length](depth - 1, item)
-            for _ in range(3):  # until all have begun
+            for _ in range(3):  # until all calls have begun
                 await asyncio.sleep(0)
             if depth == 0:
                 return item
@@ -144,7 +144,7 @@ def ring(length: int, limit: int, verb: str = "run") -> list[ps.Graph[[int, int]
 @pytest.mark.parametrize("verb", ["run", "stream", "body"])
 @pytest.mark.parametrize(("length", "limit"), [(2, 1), (3, 1), (2, 3)])
 async def test_nodes_whose_handlers_wait_for_places_of_each_other_are_told_so(length: int, limit: int, verb) -> None:
-    """Each item holds one place and waits for one in the next node; one of them fails, and the others go on."""
+    """Each item holds one place and waits for a place in the next node; one item fails, and the others go on."""
     graphs = ring(length, limit, verb)
     async with asyncio.timeout(10):
         calls = [engine.run(graphs[item % length](1, item)) for item in range(length * limit)]
@@ -160,7 +160,7 @@ async def test_nodes_whose_handlers_wait_for_places_of_each_other_are_told_so(le
 
 
 async def test_a_circle_that_is_not_closed_is_waited_for() -> None:
-    """One place is held by a handler that calls nothing, so the others get it in the end."""
+    """One place is held by a handler that makes no nested call, so the other handlers get the place in the end."""
     first, second = ring(2, 2)
     calls = [first(1, 0), first(1, 1), second(1, 2), second(0, 3)]
     assert await asyncio.gather(*map(engine.run, calls)) == [0, 1, 2, 3]
@@ -195,7 +195,7 @@ async def test_a_caller_that_joins_a_computation_which_waits_for_its_place_by_wa
             return x
         holds.set()
         await computes.wait()
-        await testing.wait_quiescent()  # the run inside of the computation is in line for the place
+        await testing.wait_quiescent()  # the run inside the computation waits for the place
         return await engine.run(kept_alone(x))
 
     limited_alone = ps.graph(limited)
@@ -223,7 +223,7 @@ async def test_a_caller_may_handle_it_and_go_on() -> None:
 
 
 async def test_a_sibling_that_holds_the_place_and_ends_is_waited_for() -> None:
-    """Only the handler that makes the nested call counts, not another of the same item."""
+    """Only places of the handler that makes the nested call count, not places of other handlers of the same item."""
     gate = asyncio.Event()
 
     @ps.node(concurrency=1)
@@ -250,7 +250,7 @@ async def test_a_sibling_that_holds_the_place_and_ends_is_waited_for() -> None:
 
 
 async def test_a_frame_that_is_refused_in_the_middle_of_its_way_ends_cleanly() -> None:
-    """A worker has carried it to the limited node; other branches of it are still running."""
+    """A worker has carried the frame to the limited node; other branches of the frame still run."""
     unwound = []
 
     @ps.node
@@ -407,7 +407,7 @@ async def test_a_limited_thread_that_waits_for_its_own_place_is_refused() -> Non
 
 @pytest.mark.parametrize("limit", [1, 2])
 async def test_a_limited_thread_that_waits_for_an_item_ahead_of_it_is_refused(limit, monkeypatch) -> None:
-    """Short items may be given to the threads before there is a place for them: they wait there, not in an inbox."""
+    """Threads may be given short items before there is a place: the items wait at the threads, not in an inbox."""
     monkeypatch.setattr("penstock.actors.threads._SHORT_SECONDS", 60.0)
     loop = asyncio.get_running_loop()
     all_inside = threading.Barrier(limit)
@@ -429,7 +429,7 @@ async def test_a_limited_thread_that_waits_for_an_item_ahead_of_it_is_refused(li
 
 
 async def test_a_handler_that_has_ended_holds_nothing() -> None:
-    """It started a run and did not wait for it; its item is still on its way, and another one has the place."""
+    """The handler started a run and did not wait for it; its item is still in flight. Another item has the place."""
     gates = {name: asyncio.Event() for name in ("inner", "later", "other")}
     tasks: list[asyncio.Task] = []
 

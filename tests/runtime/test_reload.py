@@ -1,4 +1,5 @@
-"""Reloading a resource: no call is dropped, each sees one instance, the old is closed once, after its last user."""
+"""Reloading a resource: no call is dropped, each call sees one instance; the old instance closes once, after its last
+user."""
 
 import asyncio
 import threading
@@ -11,7 +12,7 @@ from penstock import engine, testing
 
 
 class Weights:
-    """One version of the weights, which knows when it was closed."""
+    """One version of the weights; it counts how often it was closed."""
 
     def __init__(self, name: str, version: int) -> None:
         self.name = name
@@ -163,7 +164,7 @@ async def test_streams_runs_and_other_deployments_of_the_engine_go_over_as_well(
         assert await call == 0
         await testing.wait_quiescent()
         assert [(one.name, one.closed) for one in made] == [("a", 1), ("b", 0), ("a", 0)]
-        assert await other(pause) == 1  # one of the two was reloaded
+        assert await other(pause) == 1  # one of the two resources was reloaded
 
 
 async def test_items_that_wait_in_an_inbox_and_items_that_unwind_keep_the_old() -> None:
@@ -426,7 +427,7 @@ ModelWork = ps.StreamWork[tuple[Weights, int], int]
 
 @ps.node
 class Decoder(ps.StreamActor[tuple[Weights, int], int]):
-    """Gives each request so many parts, the version of its weights; it has three slots, and looks at each step."""
+    """Gives each request several parts, each the version of its weights; has three slots, and checks each step."""
 
     async def loop(self, inbox: ps.Inbox[ModelWork], /) -> None:
         active: dict[ModelWork, int] = {}
@@ -462,7 +463,7 @@ def test_a_loop_is_told_of_a_reload_between_two_requests(effort: int) -> None:
                 async with service.stream(answer(5 + number), priority=number % 2) as parts:
                     got = [await anext(parts) for _ in range(wants)]
                     most = len(made)
-                    if wants == 3:  # it leaves
+                    if wants == 3:  # this reader leaves
                         return
                     got += [part async for part in parts]
                 assert len(got) == 5 + number

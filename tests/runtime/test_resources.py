@@ -1,4 +1,5 @@
-"""Resources: opened once, shared, closed in reverse order; what fails or hangs leaves the next caller able to try."""
+"""Resources: opened once, shared, closed in reverse order; if an opening fails or hangs, the next caller can try
+again."""
 
 import asyncio
 import gc
@@ -17,7 +18,7 @@ from penstock import engine, testing
 
 
 class World:
-    """What the resources of these tests do, and are told to do."""
+    """The shared state of the resources: a log of what they did, and settings that make them fail or wait."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -52,7 +53,7 @@ class Client:
 async def connected(name: str) -> AsyncIterator[Client]:
     world.log.append(f"opening {name}")
     world.tasks.add((name, asyncio.current_task()))
-    async with asyncio.TaskGroup():  # must be left by the task that entered it
+    async with asyncio.TaskGroup():  # the task that entered it must leave it
         await world.gate.wait()
         if world.fail_opening:
             raise world.fail_opening.pop()
@@ -138,10 +139,10 @@ async def test_it_is_opened_once_for_a_hundred_concurrent_first_users() -> None:
 
 @pytest.mark.parametrize("is_reloaded", [False, True])
 async def test_it_does_not_keep_the_deployment_that_opened_it(is_reloaded: bool) -> None:
-    """What a deployment leaves behind is not public: a context variable of its caller stands for it."""
+    """Objects of an ended deployment are not public, so the test watches a context variable of its caller."""
 
     class Request:
-        """What only the context in which the deployment began refers to."""
+        """An object that only the context of the deployment's begin refers to."""
 
     request: ContextVar[Request] = ContextVar("request")
 
@@ -158,7 +159,7 @@ async def test_it_does_not_keep_the_deployment_that_opened_it(is_reloaded: bool)
         task = asyncio.create_task(serve())
         mine = await task
         del task
-        await asyncio.sleep(0)  # what wakes this task refers to the one that it has waited for
+        await asyncio.sleep(0)  # the callback that wakes this task refers to the awaited task
         gc.collect()
         assert mine() is None
         assert await e.run(search("again")) == "web/again"
@@ -302,7 +303,7 @@ async def test_an_opening_that_fails_tells_every_caller_in_its_own_words() -> No
         first, second, third = (one for one in group if isinstance(one, BaseException))
         assert len({id(first), id(second), id(third)}) == 3
         for other, graph in ((first, "search"), (second, "both"), (third, "search")):
-            assert isinstance(other, ExceptionGroup)  # a task group's
+            assert isinstance(other, ExceptionGroup)  # raised by a task group
             assert other.exceptions == (error,)
             assert other.__notes__ == [f"while resource 'http' was opened for graph {graph!r}"]
         assert await e.run(search("d")) == "web/d"
@@ -328,7 +329,7 @@ async def test_an_opening_that_hangs_ends_with_the_deadline_of_its_only_caller()
         patient = asyncio.create_task(e.run(search("b")))
         await testing.wait_quiescent()
         with pytest.raises(TimeoutError):
-            await e.run(search("a"), timeout_seconds=0.01)  # it goes away, and the other waits on
+            await e.run(search("a"), timeout_seconds=0.01)  # this caller leaves, and the other one still waits
         world.gate.set()
         assert await patient == "web/b"
     assert world.log == ["opening web", "opening web", "open web", "close web"]
@@ -575,7 +576,7 @@ async def test_a_resource_with_scopes_of_anyio_is_left_in_its_own_task() -> None
 
 
 class Lost:
-    """A resource whose task is cancelled by something else, and graphs that use it."""
+    """A resource whose task is cancelled by code outside the engine, and graphs that use the resource."""
 
     def __init__(self) -> None:
         self.opened = 0
@@ -756,7 +757,7 @@ async def test_one_that_ends_while_a_deployment_starts_is_opened_again_for_its_f
 
 
 class Unstable:
-    """A resource that is lost while the next one is opened, as often as told, and graphs that use both."""
+    """A resource that is lost `losses` times while the next resource is opened, and graphs that use both resources."""
 
     def __init__(self, losses: int) -> None:
         self.opened = 0

@@ -1,6 +1,6 @@
-"""Stateful nodes that crash: what becomes of the items, of the instances, and of those that wait."""
+"""Stateful nodes that crash: the fate of the items, of the instances, and of waiting callers."""
 
-# ruff: noqa: PT012 - what raises is the end of an `async with`, and most of a test stands in it
+# ruff: noqa: PT012 - the end of an `async with` raises, and the block holds most of a test
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ class Broken(Exception):
 
 
 class Life:
-    """Keeps the books on the instances of a node: which were entered and left, and what they handled."""
+    """A record of the instances of a node: how many were entered and left, and the items that they handled."""
 
     def __init__(self, name: str, journal: list[str] | None = None) -> None:
         self.name = name
@@ -45,7 +45,7 @@ class Life:
 
 
 class Machine:
-    """A stateful node without policy; an item says what is to happen."""
+    """A stateful node without policy; its items tell it what to do."""
 
     def __init__(self, life: Life) -> None:
         self.life = life
@@ -236,7 +236,7 @@ async def test_what_was_in_flight_runs_again_if_its_retry_says_so(scheduler: Any
     async with engine.deploy(calling(machine(life, concurrency=2, retry=retry)), scheduler=scheduler) as service:
         waiting = asyncio.create_task(service("wait"))
         await testing.wait_quiescent()
-        with pytest.raises(Broken):  # its own exception is not what the retry names
+        with pytest.raises(Broken):  # the retry names another exception
             await service("crash")
         life.go_on.set()
         assert await waiting == "wait"
@@ -327,7 +327,7 @@ def test_restarts_wait_longer_and_longer() -> None:
                 with pytest.raises(Broken):
                     await service("crash")
                 assert await service("fine") == "fine"
-            await asyncio.sleep(5.1)  # the window is over: pauses begin anew
+            await asyncio.sleep(5.1)  # the window has passed: pauses start again from the shortest
             with pytest.raises(Broken):
                 await service("crash")
             assert await service("fine") == "fine"
@@ -463,7 +463,7 @@ async def test_a_task_group_of_an_instance_is_left_by_the_crash() -> None:
 
 
 class Subscriber:
-    """It reads in the background, in a task group, until the peer breaks the connection or quits."""
+    """A node that reads in a background task, until the peer breaks the connection or quits."""
 
     def __init__(self, made: list["Subscriber"]) -> None:
         self.made = made
@@ -522,7 +522,7 @@ async def test_a_deployment_fails_with_an_instance_that_ends_by_itself_and_is_ne
                 await service("wait")
             with pytest.raises(ps.DeploymentFailed):
                 await service(1)
-    assert logs == []  # the only thing that went wrong is what was raised
+    assert logs == []  # no error but the raised one
     assert not getattr(caught.value, "__notes__", [])
     assert len(made) == 1
     assert not made[-1].is_open
@@ -558,7 +558,7 @@ async def test_an_instance_that_was_replaced_is_not_kept() -> None:
     life = Life("machine")
     async with engine.deploy(calling(Heavy(life))) as service:
         assert await outcomes(service("crash"), service("fine")) == [Broken, "fine"]
-        life.left_with.clear()  # the traceback of the crash leads to it
+        life.left_with.clear()  # the traceback of the crash refers to the instance
         await testing.wait_quiescent()
         gc.collect()
         assert [instance() is not None for instance in instances] == [False, True]
@@ -607,7 +607,7 @@ async def test_each_restart_is_logged_once() -> None:
 
 
 def three(journal: list[str]) -> tuple[list[Life], list[Any], list[ps.Graph[[Any], Any]]]:
-    """Returns three nodes, started in this order, in two graphs: the second uses the last one."""
+    """Returns three nodes, started in this order, in two graphs; the second graph uses the last node."""
     lives = [Life(name, journal) for name in ("a", "b", "c")]
     nodes = [machine(life, concurrency=2) for life in lives]
 
@@ -688,7 +688,7 @@ async def test_siblings_without_policy_are_restarted_too() -> None:
 
 
 async def test_a_later_crash_overtakes_a_restart_that_it_covers() -> None:
-    # `c` hangs in its start because of `a`, say; the crash of `a` must not wait for it.
+    # The start of `c` may hang because `a` is broken, so the crash of `a` must not wait for this start.
     journal: list[str] = []
     lives, _, (first, second) = three(journal)
     lives[2].hanging_start = asyncio.Event()
@@ -807,7 +807,7 @@ async def test_a_restart_does_not_break_into_what_unwinds_already() -> None:
         waiting.cancel()
         assert await outcomes(service("crash")) == [Broken]
         await testing.wait_quiescent()
-        assert life.left == 0  # it waits for the handler
+        assert life.left == 0  # the instance waits for its handler
         go_on.set()
         assert await outcomes(waiting, service("fine")) == [asyncio.CancelledError, "fine"]
     assert cleaned == ["wait"]
@@ -1023,7 +1023,7 @@ async def test_a_stream_whose_nodes_crash_too_often_fails_as_a_whole(scheduler: 
         async with engine.stream((call("crash") for _ in range(40)), scheduler=scheduler, on_error="skip") as results:
             async for _ in results:
                 raise AssertionError("nothing can come out")
-    assert life.entered == life.left == len(life.handled) == 4  # nothing begins in an instance that is given up
+    assert life.entered == life.left == len(life.handled) == 4  # no item begins in an instance that is given up
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -1071,7 +1071,7 @@ def talking(life: Life, **policy: Any) -> ps.Graph[[list[Any]], AsyncIterator[An
 
 
 async def heard(stream: engine.Stream[Any]) -> list[Any]:
-    """Returns what a stream gives, and the type of its error at the end."""
+    """Returns the values of a stream and, if it fails, the type of its error at the end."""
     items: list[Any] = []
     try:
         async with stream:
@@ -1129,7 +1129,7 @@ async def test_a_stream_whose_own_nodes_crash_too_often_fails() -> None:
 
 
 def slow_restart(life: Life) -> Callable[[], Any]:
-    """Lets the next start hang, and returns what waits until it does."""
+    """Makes the next start hang, and returns a function that waits until it hangs."""
     life.hanging_start = asyncio.Event()
 
     async def hangs() -> None:
@@ -1238,7 +1238,7 @@ async def test_a_thread_keeps_its_instance_until_it_returns() -> None:
 
     async with engine.deploy(ps.graph(node)) as service:
         results = await outcomes(service("wait"), service("crash"))
-        assert results == [ps.ActorRestarted, Broken]  # its caller does not wait for the thread
+        assert results == [ps.ActorRestarted, Broken]  # the caller does not wait for the thread
         fine = asyncio.create_task(service("fine"))
         await asyncio.sleep(0.1)
         assert journal == ["starts"]

@@ -1,4 +1,4 @@
-"""Pauses between attempts that an error asks for, and attempts that begin before their timer is set."""
+"""Pauses between attempts that an error asks for, and first attempts that begin before any timer is set."""
 
 import asyncio
 import copy
@@ -23,7 +23,7 @@ from penstock import engine, testing
 
 
 class Busy(Exception):
-    """As httpx and requests have it: with a response, which has headers."""
+    """An error as in httpx and requests: it has a response with headers."""
 
     def __init__(self, headers: dict[str, str] | None) -> None:
         super().__init__("busy")
@@ -37,7 +37,7 @@ class BusyOfAiohttp(Exception):
 
 
 def pauses(wait: Any, **options: Any) -> list[float]:
-    """Return the pauses that a node makes which always fails, in virtual time."""
+    """Return the pauses of a node that always fails, in seconds of the virtual clock."""
     at: list[float] = []
 
     @ps.node(retry=ps.Retry(**{"attempts": 3, "wait": wait, "jitter": 0, **options}))
@@ -146,7 +146,7 @@ def test_retry_after_reads_the_errors_of_the_clients_themselves() -> None:
     assert ps.retry_after(caught.value) == 3
 
 
-# A node with a policy makes the first step of its first attempt before anything that only a wait needs.
+# A node with a policy runs the first step of its first attempt before it sets up anything that only a wait needs.
 
 
 async def run(fn: Any, **policy: Any) -> Any:
@@ -174,7 +174,7 @@ async def test_the_deadline_of_an_attempt_is_known_before_it_waits() -> None:
         return [first, ps.current().remaining_seconds()]
 
     found = await run(remaining, timeout_seconds=60)
-    assert all(seconds is not None and 0 < seconds < 60.001 for seconds in found)  # of floats: (t + 60) - t
+    assert all(seconds is not None and 0 < seconds < 60.001 for seconds in found)  # rounding: (t + 60) - t
 
 
 def test_the_time_before_the_first_wait_counts() -> None:
@@ -277,7 +277,7 @@ async def test_a_wait_that_raises_ends_the_attempts_and_what_follows_a_failure_r
     assert error.__notes__[0] == "no further attempt: wait= of Retry raised LookupError('no wait')"
 
 
-# What is logged, and what of the traceback a caller sees.
+# Logs of errors, and the traceback that a caller sees.
 
 
 @pytest.mark.parametrize("how", ["retry", "failover", "hedge", "hedge of a stream"])
@@ -431,7 +431,7 @@ async def test_an_error_of_an_odd_class_ends_its_item(kind: type[Exception]) -> 
 
     for graph in (ps.graph(broken), twice):
         for _ in range(2):
-            with pytest.raises((kind, ps.NodeError)):  # of one that cannot be copied, for its second item
+            with pytest.raises((kind, ps.NodeError)):  # NodeError if the error cannot be copied for a second item
                 await engine.run(graph(1))
 
 

@@ -1,4 +1,4 @@
-"""Values live no longer than somebody may still read them; nothing idle or ended holds an item."""
+"""Values live no longer than a step may still read them; idle workers and ended calls hold no item."""
 
 import asyncio
 import gc
@@ -12,7 +12,7 @@ from tests.kit import SCHEDULERS
 
 
 class Value:
-    """Something that can be watched."""
+    """A value that a weak reference can watch."""
 
     def __init__(self, label: object = None) -> None:
         self.label = label
@@ -116,7 +116,7 @@ async def test_idle_workers_of_a_stream_hold_no_item() -> None:
                 value = await anext(results)
                 assert value.label == label
             del value
-            await testing.wait_quiescent()  # the workers idle now
+            await testing.wait_quiescent()  # the workers are idle now
             assert [label for label, ref in made.items() if ref() is not None] == []
             more.set()
             assert (await anext(results)).label == "last"
@@ -147,7 +147,7 @@ async def test_a_deployment_that_idles_holds_nothing_of_its_calls() -> None:
             for label in range(5):
                 assert (await service(watch(Value(label), made))).label == label
             await testing.wait_quiescent()
-            await own.run(ps.graph(in_thread)(Value()))  # the only thread has come to the end of the job before
+            await own.run(ps.graph(in_thread)(Value()))  # the only thread has ended its job before
             assert [label for label, ref in made.items() if ref() is not None] == []
     finally:
         gc.enable()
@@ -165,7 +165,7 @@ async def test_a_frame_that_ended_badly_drops_every_value_at_once(way: str) -> N
 
     @ps.node
     async def hold(x: int) -> int:
-        """Keep the frame's worker busy, unwinding, without a value of its own."""
+        """Keep the frame's worker busy with unwinding, while the worker itself holds no value."""
         try:
             await asyncio.get_running_loop().create_future()
         finally:
@@ -222,14 +222,14 @@ async def test_an_item_that_was_yielded_is_the_readers_alone() -> None:
             async for value in results:
                 alive = [label for label, ref in made.items() if ref() is not None]
                 assert value.label in alive
-                assert len(alive) <= 3  # this one, and what the window holds
+                assert len(alive) <= 3  # this value, and two in the window
                 del value
     finally:
         gc.enable()
 
 
 async def test_nothing_is_left_of_finished_runs() -> None:
-    """Neither values nor cycles: reference counts alone take everything away."""
+    """Neither values nor cycles are left: reference counts alone free everything."""
     made: dict[object, weakref.ref[Value]] = {}
 
     @ps.node

@@ -1,4 +1,4 @@
-"""Details that no other test would miss: what a cancel, a thread, an error and a body leave behind or pass on."""
+"""Details that no other test checks: side effects of a cancel, a thread, an error and a body."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from tests.kit import numbers
 
 
 async def test_an_item_of_map_each_that_fails_cancels_its_siblings_and_not_the_node_around_them() -> None:
-    """The first item runs in the very task of `map_each`, which must not keep that cancel."""
+    """The first item runs in the task of `map_each`, which must not keep the cancel of the item."""
     cancelled: list[int] = []
 
     @ps.node
@@ -57,7 +57,7 @@ async def test_an_item_that_waits_for_a_node_does_not_get_the_place_of_a_thread_
         first = asyncio.create_task(own.run(blocking(1)))
         await began.wait()
         second = asyncio.create_task(own.run(blocking(2)))
-        await testing.wait_quiescent()  # it waits in the inbox
+        await testing.wait_quiescent()  # the second item waits in the inbox
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -138,7 +138,7 @@ async def test_a_stateful_node_sees_calls_as_they_are_completed_and_values_in_th
     @ps.node
     async def prepare(x: int) -> int:
         if x < 3:
-            await completed[x + 1].wait()  # the last one is completed first
+            await completed[x + 1].wait()  # the last item is completed first
         completed[x].set()
         return x
 

@@ -1,4 +1,4 @@
-"""Plain sources, in every way in which they are stepped: by a worker, in a task of their own, or by no task at all."""
+"""Plain sources, in every way in which the engine steps them: by a worker, in their own task, or without a task."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ var: ContextVar[str] = ContextVar("var", default="unset")
 
 
 class Source:
-    """Gives calls, and notes at each step what it sees; `end` may raise."""
+    """Gives calls, and records its context variable and task at each step; `end` may raise."""
 
     def __init__(self, graph: Any, end: Callable[[], None] = lambda: None) -> None:
         self.seen: list[str] = []
@@ -45,7 +45,7 @@ of_suspending = ps.graph(paused)
 
 
 def with_one_place() -> tuple[Any, asyncio.Event]:
-    """Returns a graph whose items wait in its only inbox until the event is set: then nobody runs who could ask."""
+    """Returns a graph whose items wait in its only inbox until the event is set, and this event."""
     release = asyncio.Event()
 
     @ps.node(concurrency=1)
@@ -110,7 +110,7 @@ async def test_an_error_there_comes_in_its_turn_like_any_other(
         await _read(source, release, found)
     assert "of the source" in (str(caught.value), str(caught.value.__cause__))
     assert source.tasks[-1] is None
-    # KeyboardInterrupt ends everything at once.
+    # KeyboardInterrupt ends the whole program at once.
     assert found == ([] if error is KeyboardInterrupt else list(range(6)))
     assert unhandled == []
 

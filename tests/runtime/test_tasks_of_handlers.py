@@ -1,4 +1,4 @@
-"""What the tasks that a handler starts know about its item: its own, or nothing, but never another's."""
+"""Tasks that a handler starts know the item of the handler or no item, but never another item."""
 
 import asyncio
 
@@ -91,7 +91,7 @@ def start_hidden(coroutine) -> asyncio.Task:
 
 
 async def test_a_task_that_a_helper_started_says_when_it_cannot_tell() -> None:
-    """Nothing in the handler's own code shows that it starts tasks."""
+    """The handler starts tasks in a helper, so its own code does not show it."""
     asked: list[asyncio.Task] = []
 
     async def ask() -> int:
@@ -237,7 +237,7 @@ async def test_a_task_whose_item_is_done_may_call_the_deployment() -> None:
         assert await tasks[0] == 0
         gate.clear()
         async with service.stream([graph(1)]) as results:
-            await testing.wait_quiescent()  # the item is done, and nobody has read it
+            await testing.wait_quiescent()  # the item is done, but its result is not read yet
             gate.set()
             assert await tasks[1] == 0
             assert await anext(results) == 1
