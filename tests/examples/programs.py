@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 CTRL_C = "\x03"  # the terminal sends SIGINT to every process of the program, as a person does
-# What a shell starts in the background ignores SIGINT, and so would what it starts itself.
+# A program that a shell starts in the background ignores SIGINT, and so do its children, without this statement.
 HEAR_CTRL_C = "signal.signal(signal.SIGINT, signal.SIG_DFL)"
-PATIENCE_SECONDS = 40  # far below the test's timeout, so that a failure shows what was printed
+PATIENCE_SECONDS = 40  # far below the test's timeout, so that a failure shows the output
 
 
 def command(program: Path, arguments: tuple[str | Path, ...], before: str) -> list[str | Path]:
-    """Return what runs the program in a process that first runs the statement `before`.
+    """Return a command that runs the program in a process, after the statement `before`.
 
-    Not `preexec_fn`, which forks, and warns of it where threads run.
+    `preexec_fn` would fork, and warn if threads run.
     """
     words = [program, *arguments]
     if not before:
@@ -36,7 +36,7 @@ def command(program: Path, arguments: tuple[str | Path, ...], before: str) -> li
 
 
 def run(program: Path, *arguments: str | Path, before: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the program to its end; that its output ends shows that no process of it is left."""
+    """Run the program to its end; the end of its output shows that none of its processes is left."""
     return subprocess.run(  # noqa: PLW1510 - the exit code is what is tested
         command(program, arguments, before),
         stdin=subprocess.DEVNULL,
@@ -48,7 +48,7 @@ def run(program: Path, *arguments: str | Path, before: str = "") -> subprocess.C
 
 
 class Terminal:
-    """The program in a terminal of its own, with what it has printed so far."""
+    """The program in its own terminal, with its output so far."""
 
     def __init__(self, master: int, process: "subprocess.Popen[bytes]") -> None:
         self._master = master
@@ -56,7 +56,7 @@ class Terminal:
         self.printed = ""
 
     def until(self, pattern: str) -> None:
-        """Wait until it has printed `pattern`."""
+        """Wait until the program has printed a match of `pattern`."""
         give_up = time.monotonic() + PATIENCE_SECONDS
         while not re.search(pattern, self.printed):
             if not self._read(give_up):
@@ -75,7 +75,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def worker_started(self) -> None:
-        """Wait until it has started a worker process."""
+        """Wait until the program has started a worker process."""
         give_up = time.monotonic() + PATIENCE_SECONDS
         while "spawn_main" not in "".join(map(_command, _children(self.process.pid))):
             assert time.monotonic() < give_up
@@ -85,9 +85,9 @@ class Terminal:
         ready, _, _ = select.select([self._master], [], [], max(give_up - time.monotonic(), 0))
         try:
             data = os.read(self._master, 65536) if ready else b""
-        except OSError:  # how Linux says that the last process has closed the other end
+        except OSError:  # on Linux: the last process has closed the other end
             data = b""
-        # Colours and cursor movements are not what is tested.
+        # Tests ignore colours and cursor movements.
         self.printed += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", data.decode(errors="replace"))
         return bool(data)
 
@@ -96,7 +96,7 @@ def _children(pid: int) -> list[int]:
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except OSError:  # a thread that has ended meanwhile
+    except OSError:  # the thread has ended meanwhile
         return []
 
 
@@ -109,7 +109,7 @@ def _command(pid: int) -> str:
 
 @contextmanager
 def terminal(program: Path, *arguments: str | Path, typing: bool) -> Iterator[Terminal]:
-    """Run the program in a terminal; without `typing`, its standard input is not that terminal."""
+    """Run the program in a terminal; without `typing`, its standard input is not the terminal."""
     master, slave = os.openpty()
     termios.tcsetwinsize(slave, (50, 100))
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The agent that asks: two servers over one database, kills of both and of the database, and a person who answers."""
+"""The agent that asks a person: two servers on one database; tests kill the servers and the database."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 60
 
 
 class Front:
-    """One server process, on a port of its own, which is killed and started again."""
+    """One server process on its own port, which a test kills and starts again."""
 
     def __init__(self, dsn: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -64,7 +64,7 @@ async def fronts(dsn: str) -> AsyncGenerator[tuple[Front, Front]]:
         for one in both:
             await one.ready()
         yield both
-        assert [await one.stop() for one in both] == [-signal.SIGTERM] * 2  # as uvicorn ends, when all is closed
+        assert [await one.stop() for one in both] == [-signal.SIGTERM] * 2  # as uvicorn ends after a clean stop
     finally:
         for one in both:
             await one.http.aclose()
@@ -73,7 +73,7 @@ async def fronts(dsn: str) -> AsyncGenerator[tuple[Front, Front]]:
 
 
 async def events_of(response: httpx.Response) -> list[tuple[str, Any]]:
-    """Returns the events of a response: names, and what JSON they have."""
+    """Returns the events of a response: their names and their JSON values."""
     found: list[tuple[str, Any]] = []
     name = "message"
     async for line in response.aiter_lines():
@@ -109,7 +109,7 @@ async def test_a_question_is_an_event_and_its_answer_comes_from_another_server(s
         assert answered.json() == ["3 books", "3 books cost 120 euros", "paid 120 euros"]
         again = await one.http.post("/runs/order/answer", json=reply)
         assert again.json() == answered.json()
-        assert (await ask(one, "order"))[-1] == ("end", answered.json())  # sent once more, it pays nothing
+        assert (await ask(one, "order"))[-1] == ("end", answered.json())  # a repeated order pays nothing
         assert (await other.http.get("/runs/nobody")).status_code == 404
         [run] = (await other.http.get("/runs")).json()
         assert (run["key"], run["state"]) == ("order", "finished")
@@ -127,7 +127,7 @@ async def test_kills_of_servers_and_of_the_database_lose_nothing_and_pay_nothing
     async with fronts(dsn) as both:
 
         async def order(key: str) -> None:
-            """Sends the order until its question has come, and answers until it is paid, as a patient client."""
+            """Sends the order until its question comes, and answers until the order is paid, like a patient client."""
             while True:
                 try:
                     [run] = [run for run in await listed(both) if run["key"] == key] or [None]
@@ -144,7 +144,7 @@ async def test_kills_of_servers_and_of_the_database_lose_nothing_and_pay_nothing
 
         async def kills() -> None:
             for number in range(5 if effort == 1 else 9):
-                await asyncio.sleep(draw.random() / 2)  # the moment of the kill, which nothing waits for
+                await asyncio.sleep(draw.random() / 2)  # a random moment for the kill
                 await both[number % 2].kill()
                 if number == 2:
                     await asyncio.to_thread(server.kill)

@@ -1,4 +1,4 @@
-"""The search on three local raylets, of which one is killed on the way."""
+"""The search on three local raylets; one raylet is killed during the search."""
 
 import subprocess
 import sys

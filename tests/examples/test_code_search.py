@@ -1,4 +1,4 @@
-"""The main job, run as a visitor runs it: as a program, with a folder of good and bad files, and with Ctrl-C."""
+"""The code search, run as a program: with a folder of good and bad files, and with Ctrl-C."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from tests.examples.programs import CTRL_C
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "code_search.py"
 run, terminal = partial(programs.run, PROGRAM), partial(programs.terminal, PROGRAM)
-# Takes from root what lets it read everything: PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
+# Drops the capabilities that let root read all files: PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
 OBEY_PERMISSIONS = (
     "assert not any(ctypes.CDLL(None).prctl(24, right, 0, 0, 0) for right in (1, 2)), 'root may read all'"
 )
@@ -94,7 +94,7 @@ def test_the_table_counts_what_each_node_did(answered: subprocess.CompletedProce
         line.split()[: 3 + ("running" in line)] if line.startswith("  ") else [line] for line in table if line.strip()
     ][:9] == [
         ["ask"],
-        ["Index", "running", "5", "0"],  # four queries, and the one that ranks
+        ["Index", "running", "5", "0"],  # four queries, and the query that ranks
         ["map_each", "2", "0"],
         ["ask/quote"],
         ["quote", "2", "0"],
@@ -170,7 +170,7 @@ def test_the_plain_loop_finds_the_same(answered: subprocess.CompletedProcess[str
 
 @pytest.fixture(scope="module")
 def busy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that keeps worker processes busy for many seconds, unless it is cut short."""
+    """A folder that keeps worker processes busy for many seconds, unless the program is stopped."""
     root = tmp_path_factory.mktemp("busy")
     for number in range(400):
         (root / f"module{number}.py").write_text("".join(f"def f{i}(): return [{i}, x + {i}]\n" for i in range(300)))
@@ -192,8 +192,8 @@ def test_progress_shows_rate_and_depth_of_each_inbox_and_the_slowest_node_is_nam
     with terminal(busy_folder, "--query", "f1", "--limit", "200", typing=False) as shown:
         shown.until(r"\d+/200 +\d+ files/s  in line: read +\d+/16  parse +\d+/16  Index +\d+/16")
         assert shown.end() == 0
-    # Where they take longer to start than to parse, it waits for them, and its inbox is full; or, on a busy machine,
-    # all 64 items wait for them.
+    # If workers take longer to start than to parse, "parse" waits for them and its inbox is full. On a busy machine, all
+    # 64 items may wait for the workers.
     busy, starting = r"the \d+ worker processes are busy for", r"(its inbox is full )?for"
     waiting = r"max_in_flight= limits: its 64 places are taken for \d+% of the time"
     limits = rf'"parse" limits the pipeline: ({busy}|{starting}) \d+% of the time|{waiting}'

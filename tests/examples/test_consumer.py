@@ -1,4 +1,4 @@
-"""The consumer of Kafka, with a fake of its client: what is not poison is inserted, once, and a signal drains."""
+"""The Kafka consumer, with a fake client: each good message is inserted once, and a signal drains the consumer."""
 
 import asyncio
 import json

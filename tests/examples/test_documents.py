@@ -1,4 +1,4 @@
-"""The job over documents: its verdict names the step that limits, and what that brings is what was predicted."""
+"""The job over documents: its verdict names the step that limits, and the remedy brings the predicted speed-up."""
 
 import itertools
 import re
@@ -23,7 +23,7 @@ async def followed(folder: Path, pages: int, rounds: int) -> list[documents.Roun
 def test_the_service_limits_short_pages_and_larger_batches_bring_what_was_predicted(
     virtual: VirtualTime, tmp_path: Path
 ) -> None:
-    rounds = virtual.run(lambda: followed(tmp_path, 640, 3))  # to parse takes no virtual time
+    rounds = virtual.run(lambda: followed(tmp_path, 640, 3))  # parsing takes no virtual time
     assert [one.verdict.node for one in rounds] == ["embed"] * 3
     first, second, _ = rounds
     assert re.match(r"batch=ps\.Batch\(32\) at embed ", first.verdict.remedy)

@@ -1,4 +1,4 @@
-"""The gateway over real sockets: 300 clients, and two model servers that refuse, hang, cut streams and are busy."""
+"""The gateway over real sockets: 300 clients, and two model servers that refuse, hang, cut streams or are busy."""
 
 import asyncio
 import contextlib
@@ -20,34 +20,34 @@ from penstock.serving import Breaker
 from tests.serving.openai_server import served
 
 CLIENTS = 300
-TOKENS = 5  # of an answer, and as many beside the question
+TOKENS = 5  # tokens of an answer; the prompt has as many besides the question
 CUT = 2  # tokens of an answer that is cut
-# Tokens a minute.
+# Quotas in tokens a minute.
 QUOTAS = {f"sk-{number}": 10**9 for number in range(4)} | {f"sk-small-{number}": 6000 for number in range(3)}
 KEYS = {key: [f"name of {key}", quota] for key, quota in QUOTAS.items()}
 PATIENCE_SECONDS = 30
-CLOSING_SECONDS = 10  # less than the gateway takes to notice by itself, with a heartbeat, that a client has left
+CLOSING_SECONDS = 10  # less than the time after which the gateway's heartbeat notices that a client has left
 
 CUT_OFF = (
     "The upstream cannot be reached, or has broken off.",
     "The upstream has ended its stream before the end of the answer.",
 )
-# What a server does with a request: it answers, though perhaps not at first; it has no answer; it cuts the answer.
+# Behaviours of a server: it answers, perhaps at the second try; it gives no answer; it cuts its answer.
 GOOD = "good", "hangs once", "busy once"
 BAD = "refuses", "fails", "hangs", "busy for long", "cut before"
 CUTS = "cut after", "ends early"
 
 
 class ModelServer:
-    """A server that does with each request what the question says, and counts those whose connections are open.
+    """A server that treats each request as the question says, and counts requests whose connections are open.
 
-    A connection without a request does not count: httpcore (1.0.9) keeps one whose request was cancelled before it was
-    sent.
+    A connection without a request does not count: httpcore (1.0.9) keeps a connection whose request was cancelled
+    before it was sent.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.asked = Counter[str]()  # by client
+        self.asked = Counter[str]()  # number of requests of each client
         self.bodies: list[dict[str, Any]] = []
         self.open = 0
         self.hanging: list[asyncio.StreamWriter] = []
@@ -86,7 +86,7 @@ class ModelServer:
             await self._has_changed()
 
     def hang_up(self) -> None:
-        """Close the connections that hang, now and later, as a server that is started again does."""
+        """Close hanging connections, now and later, as a server does that restarts."""
         self.hangs_up = True
         for writer in self.hanging:
             writer.close()
@@ -103,7 +103,7 @@ class ModelServer:
         if plan == "silent" or (plan == "hangs" and not self.hangs_up):
             if plan == "hangs":
                 self.hanging.append(writer)
-            await reader.read()  # until one of the two closes the connection
+            await reader.read()  # until one side closes the connection
         elif plan == "fails":
             self._send(writer, "500 Internal Server Error", "{}")
         elif plan == "rejects":
@@ -178,7 +178,7 @@ class Gateway:
         return await self.client.post(**self.request(*plan, **options))
 
     async def words(self, *plan: str, **options: Any) -> AsyncGenerator[str]:
-        """Ask for a stream, and give its words; of an error the status, or the message behind the first word."""
+        """Ask for a stream, and give its words; for an error, give its status, or its message after the first words."""
         async with self.client.stream("POST", **self.request(*plan, stream=True, **options)) as answer:
             if answer.status_code != 200:
                 yield str(answer.status_code)
@@ -204,7 +204,7 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(monkeypatch: pytest.MonkeyPatch, **policy: Any) -> AsyncGenerator[Gateway]:
-    """Start the gateway, perhaps with another policy of its nodes; its breaker never opens, as most plans are bad."""
+    """Start the gateway with these policies of its nodes; its breaker never opens, since most plans are bad."""
     monkeypatch.setattr(example, "POLICY", {**example.POLICY, **policy})
     monkeypatch.setattr(example, "BREAKER", Breaker(failures=10_000))
     servers = ModelServer("first"), ModelServer("second")
@@ -222,7 +222,7 @@ async def gateway(monkeypatch: pytest.MonkeyPatch, **policy: Any) -> AsyncGenera
 
 
 def outcome_by(server: str, plan: str, *, is_stream: bool) -> tuple[str, str]:
-    """Return who answers where this server decides, and how the answer ends."""
+    """Return the server that answers if `server` decides the outcome, and the end of its answer."""
     if plan in GOOD:
         return server, "good"
     if plan in CUTS and is_stream:
@@ -240,7 +240,7 @@ async def read_stream(gate: Gateway, *plan: str, key: str = "sk-0") -> tuple[str
     if not ends_well:
         assert tokens.pop() in CUT_OFF
         assert len(tokens) == CUT
-    [source] = {word.rpartition("-")[0] for word in tokens}  # one attempt at one server
+    [source] = {word.rpartition("-")[0] for word in tokens}  # all tokens come from one attempt at one server
     assert tokens == [f"{source}-{number} " for number in range(len(tokens))]
     return source.partition("-")[0], "good" if ends_well else "cut"
 
@@ -267,14 +267,14 @@ async def leave_early(gate: Gateway, name: str, key: str) -> tuple[str, str]:
 
 
 async def leave_late(gate: Gateway, name: str, key: str) -> tuple[str, str]:
-    """Leave behind the first token."""
+    """Leave after the first token."""
     async with aclosing(gate.words(name, "endless", "endless", key=key)) as words:
         word = await anext(words)
     return ("left", "late") if "-" in word else ("nobody", word)
 
 
 async def holds_all_places(gate: Gateway) -> None:
-    """Have as many streams as there are places begin, before one of them ends."""
+    """Begin as many streams as there are places, before any of them ends."""
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         for number in range(PLACES):
             words = gate.words(f"holds {number}", "endless", key=f"sk-{number % 4}")
@@ -299,7 +299,7 @@ async def test_each_of_300_clients_has_one_outcome_and_nothing_is_left(monkeypat
                 server.hang_up()
         for number, ended in enumerate(clients):
             outcome, (first, second), is_stream = ended.result(), plans[number // 3], number % 3 == 1
-            bad = BAD if is_stream else BAD + CUTS  # a whole answer that is cut is asked of the other server
+            bad = BAD if is_stream else BAD + CUTS  # if a whole answer is cut, the gateway asks the other server
             if number % 3 == 0:
                 assert outcome == ("left", "early" if number % 2 else "late")
             elif str(number) not in gate.second.asked:
@@ -336,10 +336,10 @@ async def test_tokens_a_minute_are_those_that_were_used(monkeypatch: pytest.Monk
             assert (await gate.ask("a", "good", key=key, stream=is_stream, total=3000)).status_code == 200
             refused = await gate.ask("b", "good", key=key, stream=is_stream)
             assert refused.status_code == 429
-            assert 15 <= int(refused.headers["retry-after"]) <= 30  # 100 a second, and 1,000 of them at once
+            assert 15 <= int(refused.headers["retry-after"]) <= 30  # 100 tokens a second, burst 1,000
             assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         assert (await gate.ask("c", "good")).status_code == 200  # another key
-        for _ in range(2):  # some 800 tokens, which cost nothing
+        for _ in range(2):  # a failed call of some 800 tokens costs nothing
             failed = await gate.ask("d", "fails", "fails", key="sk-small-2", stream=True, padding="x" * 3000)
             assert failed.status_code == 502
         assert (await gate.ask("e", "good", key="sk-small-2", stream=True)).status_code == 200

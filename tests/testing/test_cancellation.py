@@ -1,4 +1,4 @@
-"""cancel_at_every_step() reaches every suspension point, and shows what a cancel there leaves behind."""
+"""cancel_at_every_step() reaches every suspension point, and shows tasks and errors that a cancel leaves behind."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""`penstock.testing.faults`: what each fault does at each point, when it happens, and that nothing of it stays."""
+"""`penstock.testing.faults`: the effect of each fault at each point, its moment, and that no fault stays installed."""
 
 import asyncio
 import threading
@@ -351,7 +351,7 @@ async def test_a_fault_that_never_happened_is_an_error_unless_it_is_optional() -
     with faults.inject("node.call", faults.Raise(OSError), node=fetch, at=2, optional=True) as injected:
         await engine.run(line(1))
     assert not injected
-    # What the block raises is not hidden.
+    # An error that the block raises is not hidden.
     with pytest.raises(KeyError), faults.inject("node.call", faults.Raise(OSError)):
         raise KeyError
 
@@ -367,7 +367,7 @@ async def test_a_deployment_that_outlives_the_fault_is_healthy() -> None:
 
 
 def slots() -> list[object]:
-    """Returns what is in the engine's slots for faults."""
+    """Returns the contents of the engine's slots for faults."""
     return [
         loop_host.fault_at_start, processes.fault_at_call,
         wiring.fault_at_wiring, wiring.actor_class, wiring.inbox_class,
@@ -380,7 +380,7 @@ async def test_nothing_of_a_fault_stays_behind_whatever_the_order_of_the_ends() 
     for manager in managers:
         manager.__enter__()
     assert not any(now is then for now, then in zip(slots(), before, strict=True))
-    for manager in managers:  # the first that was installed ends first
+    for manager in managers:  # the fault that was installed first ends first
         manager.__exit__(None, None, None)
     assert slots() == before
     async with engine.deploy(line) as service:

@@ -1,4 +1,4 @@
-"""Inboxes by themselves: what a loop is given in a unit test, and what its callers see."""
+"""Inboxes without an engine: the work that a loop gets in a unit test, and the results that its callers see."""
 
 import asyncio
 

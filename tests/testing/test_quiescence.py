@@ -1,4 +1,4 @@
-"""wait_quiescent() returns when nothing but time or the outside can go on, and not before."""
+"""wait_quiescent() returns when only time or the outside can make a task go on, and not before."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

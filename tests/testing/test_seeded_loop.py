@@ -1,4 +1,4 @@
-"""One seed replays one interleaving, many seeds find many, and none breaks a promise of asyncio."""
+"""One seed replays one interleaving, many seeds find many interleavings, and none breaks a promise of asyncio."""
 
 import asyncio
 import itertools
@@ -71,7 +71,7 @@ def test_tasks_woken_by_different_callbacks_come_in_any_order() -> None:
             group.create_task(wait("b", second))
             await asyncio.sleep(1)
             first.set_result(None)
-            loop.call_soon(lambda: None)  # "b" may not overtake it, so only a postponed "a" comes second
+            loop.call_soon(lambda: None)  # "b" may not overtake this, so only a postponed "a" comes second
             second.set_result(None)
         return "".join(woken)
 
@@ -118,7 +118,7 @@ def test_a_step_never_overtakes_a_callback_registered_before_it() -> None:
 
         async def waiter(future: asyncio.Future[None]) -> None:
             marks: list[None] = []
-            future.add_done_callback(lambda _: marks.append(None))  # before this task waits on it
+            future.add_done_callback(lambda _: marks.append(None))  # added before this task waits on the future
             await future
             seen.append(bool(marks))
 
@@ -174,7 +174,7 @@ def test_timers_are_virtual_and_part_of_the_replay() -> None:
 
 
 async def lost_update() -> None:
-    """Fails under some interleavings only: one task's write is lost if the other reads before it."""
+    """Fails under some interleavings: a task's write is lost if the other task has read before it."""
     balance = 0
 
     async def deposit() -> None:

@@ -1,4 +1,4 @@
-"""Sleeps cost nothing, end in order, and what is real still works."""
+"""Sleeps take no time and end in order; real sockets and threads still work."""
 
 import asyncio
 import socket
@@ -75,7 +75,7 @@ def test_bytes_that_are_there_come_before_a_timer() -> None:
         with here, there:
             async with asyncio.timeout(1e-6), asyncio.TaskGroup() as group:
                 received = group.create_task(loop.sock_recv(here, 10))
-                await asyncio.sleep(0)  # it waits for its socket now
+                await asyncio.sleep(0)  # the task waits for its socket now
                 there.send(b"ready")
             return received.result(), loop.time()
 
@@ -91,7 +91,7 @@ def test_a_thread_of_the_executor_holds_the_clock() -> None:
         release = threading.Event()
         loop = asyncio.get_running_loop()
         started = time.monotonic()
-        loop.call_later(0.02, release.set)  # fires in real time: nothing else lets the thread go on
+        loop.call_later(0.02, release.set)  # fires in real time, and releases the thread
         async with asyncio.timeout(3600.0):
             result = await asyncio.to_thread(work, release)
         held = time.monotonic() - started >= 0.02
