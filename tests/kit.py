@@ -66,8 +66,9 @@ class Gauge:
     """Counts the handlers inside of a `with` block.
 
     Attributes:
-        now: how many handlers are inside. peak: the highest value that `now` has had. total: how many handlers have
-        entered.
+        now: how many handlers are inside.
+        peak: the highest value that `now` has had.
+        total: how many handlers have entered.
     """
 
     def __init__(self) -> None:
@@ -86,8 +87,10 @@ class Gate:
     """Holds handlers back until a test opens the gate: on the event loop with `wait`, in a thread with `block`.
 
     Attributes:
-        came: the items that have come to the gate, in this order. gone: the items that were let through, in this order.
-        cancelled: the items that were cancelled at the gate. gauge: how many items are at the gate.
+        came: the items that have come to the gate, in this order.
+        gone: the items that were let through, in this order.
+        cancelled: the items that were cancelled at the gate.
+        gauge: how many items are at the gate.
     """
 
     def __init__(self) -> None:

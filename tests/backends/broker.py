@@ -1,4 +1,4 @@
-"""A broker of Kafka: the one that `PENSTOCK_TEST_KAFKA` names, or Tansu, which speaks the protocol, from PyPI."""
+"""A Kafka broker: the broker that `PENSTOCK_TEST_KAFKA` names, or Tansu from PyPI, which speaks the protocol."""
 
 import os
 import socket
@@ -15,10 +15,10 @@ from tests.backends.server import free_port
 
 @contextmanager
 def running(log: Path) -> Iterator[tuple[str, int]]:
-    """Yield the address of a broker, and its process; 0 for one that was there.
+    """Yield the address of a broker and its process id; 0 for the broker that `PENSTOCK_TEST_KAFKA` names.
 
     Args:
-        log: what it prints goes there.
+        log: the file for the broker's output.
     """
     pytest.importorskip("aiokafka")
     if named := os.environ.get("PENSTOCK_TEST_KAFKA"):

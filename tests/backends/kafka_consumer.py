@@ -1,7 +1,7 @@
-"""A consumer of Kafka as a program: `python -m tests.backends.kafka_consumer SERVERS TOPIC DATABASE`.
+"""A Kafka consumer as a program: `python -m tests.backends.kafka_consumer SERVERS TOPIC DATABASE`.
 
-It parses in processes, looks up with timeouts and retries, and inserts in batches: each row with the identity of its
-message, so that a message that is written twice has two rows. Every 500th message is broken, and every 1000th fails.
+It parses in processes, looks up with timeouts and retries, and inserts in batches. Each row has the identity of its
+message, so a message that is written twice has two rows. Every 500th message is broken, and every 1000th fails.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _connections: list[sqlite3.Connection] = []
 
 
 class Permanent(Exception):
-    """No price."""
+    """The item has no price."""
 
 
 def connect(path: str) -> sqlite3.Connection:

@@ -1,6 +1,6 @@
-"""One streamed call of a tool with each client of OpenAI's protocol; run by the Python that has them, not by ours.
+"""One streamed tool call with each client of OpenAI's protocol; the Python of the clients' environment runs this file.
 
-It prints the version of the client, the call of the tool, and what the model says in the end.
+It prints the version of the client, the call of the tool, and the final text of the model.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ async def openai(url: str) -> str:
 
 
 async def schemathesis(url: str) -> str:
-    """Send what the document allows, and what it does not, to the model that there is, and see no 500."""
+    """Send requests that the OpenAPI document allows, and others, to the model; check that no answer is a 500."""
     import hypothesis
     import schemathesis as tool
 

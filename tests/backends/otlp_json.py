@@ -1,4 +1,4 @@
-"""Reads the spans that backends answer with: OTLP in JSON, in the dialect of each."""
+"""Reads spans from the answers of backends: OTLP in JSON, in the dialect of each backend."""
 
 import base64
 import re
@@ -11,7 +11,7 @@ STATUS_BY_NUMBER = ("UNSET", "OK", "ERROR")
 
 
 def record_of(span: dict[str, Any]) -> Record:
-    """Reads one span: names in camel or snake case, ids in hexadecimal or base64, numbers as numbers or as text."""
+    """Reads one span: names in camel or snake case, ids in hexadecimal or base64, numbers as such or as text."""
     span = {_snake(name): value for name, value in span.items() if value is not None}
     status = {name: value for name, value in span.get("status", {}).items() if value is not None}
     code = status.get("code", 0)

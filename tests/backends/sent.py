@@ -1,4 +1,4 @@
-"""Sends a real run to a backend, and compares what the backend says with what was recorded, span by span."""
+"""Sends a real run to a backend, and compares the spans of the backend with the recorded spans, one by one."""
 
 import json
 import os
@@ -13,14 +13,14 @@ from tests.telemetry import records
 from tests.telemetry.otlp_receiver import ROOT
 from tests.telemetry.records import Record
 
-# The demo over a small folder: one pipeline, in threads, processes and on a device, and 64 calls of a deployment.
+# The demo over a small folder: one pipeline in threads, in processes and on a device, and 64 calls of a deployment.
 DEMO = ("demo", "examples", "--limit", "3", "--query", "read weights")
 GRAPHS = ("graphs",)
 PATIENCE_SECONDS = 60
 
 
 def send(what: Iterable[str], folder: Path, **variables: str) -> list[Record]:
-    """Runs it in a process of its own, with tracing as the variables say; returns what was recorded there."""
+    """Runs Penstock in another process, with tracing set by the variables; returns the spans recorded there."""
     target = folder / "records.json"
     program = [sys.executable, "-m", "tests.telemetry.sending", str(target), *what]
     environment = {**os.environ, "OTEL_METRICS_EXPORTER": "none", **variables}
@@ -31,7 +31,7 @@ def send(what: Iterable[str], folder: Path, **variables: str) -> list[Record]:
 
 
 def wait_until_all_are_there(recorded: list[Record], ask: Callable[[], list[Record]]) -> list[Record]:
-    """Asks until a backend has as many spans as were sent: it takes them in behind its answer."""
+    """Asks until a backend has as many spans as were sent, and returns them: it stores spans after it answers."""
     give_up = time.monotonic() + PATIENCE_SECONDS
     while len(found := ask()) < len(recorded) and time.monotonic() < give_up:
         time.sleep(0.2)
@@ -43,9 +43,9 @@ def compare(recorded: list[Record], found: list[Record], *, links: bool, extra_a
 
     Args:
         recorded: the spans as they were recorded.
-        found: those that the backend has.
+        found: the spans that the backend has.
         links: whether the backend keeps links.
-        extra_attributes: those that the backend adds.
+        extra_attributes: the attributes that the backend adds.
     """
     assert sorted(record.place for record in found) == sorted(record.place for record in recorded)
     by_id = {(record.trace_id, record.span_id): record for record in found}

@@ -1,4 +1,4 @@
-"""Backends from PyPI, each in an environment of its own, that `make test-backends` has made."""
+"""Backends from PyPI, each in its own environment, which `make test-backends` makes."""
 
 import os
 import signal
@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-PATIENCE_SECONDS = 180  # both import for half a minute on a busy machine
+PATIENCE_SECONDS = 180  # on a busy machine, importing takes half a minute
 
 
 def program(name: str, of_it: str | None = None) -> Path:
-    """Returns the program of a backend, which has its name unless another is given; skips the test without it."""
+    """Returns the path of a backend's program, by default named like the backend; skips the test without backends."""
     folder = os.environ.get("PENSTOCK_TEST_BACKENDS")
     if not folder:
         pytest.skip(f"needs {name} in an environment of its own: `make test-backends` makes it")
@@ -33,7 +33,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(command: list[str | Path], folder: Path, variables: Mapping[str, str], ready: str) -> Iterator[None]:
-    """Runs a backend in `folder` for the length of a `with` block, which begins once it answers at the URL `ready`."""
+    """Runs a backend in `folder` for the length of a `with` block; the block begins when the URL `ready` answers."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | dict(variables)
     log = folder / "server.log"
     with log.open("wb") as output:
@@ -48,7 +48,7 @@ def serving(command: list[str | Path], folder: Path, variables: Mapping[str, str
             time.sleep(0.1)
         yield
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # with the helpers that it has started; nothing of it is kept
+        os.killpg(process.pid, signal.SIGKILL)  # also kills its helper processes
         process.wait()
 
 

@@ -3,7 +3,7 @@
     JAEGER_QUERY_URL=http://localhost:16686 OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 \
         .venv/bin/python -m pytest tests/backends/test_jaeger.py
 
-It is asked through `/api/v3`, the API that Jaeger keeps; the older `/api/traces?service=` is gone.
+The test queries `/api/v3`, the API that Jaeger keeps; the older `/api/traces?service=` is gone.
 """
 
 import os
@@ -28,7 +28,7 @@ def ask(path: str) -> httpx.Response:
 
 
 def spans_of(traces: set[str]) -> list[Record]:
-    """Returns what it has of some traces."""
+    """Returns the spans that Jaeger has of these traces."""
     found: list[Record] = []
     for trace_id in traces:
         answer = ask(f"traces/{trace_id}")

@@ -1,4 +1,4 @@
-"""Processes that consume 20,000 messages of a broker, and are killed, joined and stopped meanwhile."""
+"""Processes that consume 20,000 messages of a broker; meanwhile the test kills, adds and stops processes."""
 
 import asyncio
 import json
@@ -27,13 +27,13 @@ Broker = tuple[str, int]
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """The address of a broker, and its process."""
+    """The address of a broker, and its process id."""
     with running(tmp_path_factory.mktemp("kafka") / "log") as found:
         yield found
 
 
 class Trial:
-    """A topic, the processes that consume it, and what they have written."""
+    """A topic, the processes that consume it, and the database that they write."""
 
     def __init__(self, broker: str, folder: Path) -> None:
         self.broker = broker
@@ -41,7 +41,7 @@ class Trial:
         self.database = folder / "written.db"
         self.connection = kafka_consumer.connect(str(self.database))
         self.processes: list[subprocess.Popen[str]] = []
-        self.may_repeat = 0  # what had begun behind the committed positions when processes were killed
+        self.may_repeat = 0  # messages written after the committed positions before kills
 
     def start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tests.backends.kafka_consumer", self.broker, self.topic, str(self.database)]
@@ -50,7 +50,7 @@ class Trial:
         return process
 
     def end(self, process: subprocess.Popen[str], *, whole_group: bool = False) -> None:
-        """Send SIGTERM, and check that the process ends well."""
+        """Send SIGTERM, and check that the process ends cleanly."""
         if whole_group:
             os.killpg(process.pid, signal.SIGTERM)
         else:
@@ -59,7 +59,7 @@ class Trial:
         assert (process.returncode, out.splitlines()[-1]) == (0, "0 late commits")
 
     def kill(self, process: subprocess.Popen[str]) -> None:
-        """Kill it, and count what it has written behind the committed positions."""
+        """Kill the process, and count the messages that it has written after the committed positions."""
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         committed = asyncio.run(self.committed())
@@ -116,7 +116,7 @@ class Trial:
         return found
 
     def check(self) -> str:
-        """Nothing is lost, wrongly dead or out of order, and no more is written twice than may be; return figures."""
+        """Check that no message is lost, wrongly dead or out of order, or written twice too often; return figures."""
         rows = self.connection.execute("select identity, id, key, seq from written order by n").fetchall()
         dead = asyncio.run(self.dead())
         wanted_dead = {number for number in range(MESSAGES) if is_broken(number) or number % 1000 == 999}
@@ -209,7 +209,7 @@ def test_a_broker_that_is_stopped_for_ten_seconds_costs_what_was_not_committed(b
     os.kill(broker[1], signal.SIGSTOP)
     try:
         time.sleep(10)
-        trial.may_repeat = MESSAGES  # the member may have been put out of the group meanwhile
+        trial.may_repeat = MESSAGES  # the broker may have removed the member from its group
     finally:
         os.kill(broker[1], signal.SIGCONT)
     trial.until(lambda: all_are_committed(trial))

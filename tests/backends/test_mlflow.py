@@ -14,13 +14,13 @@ from tests.telemetry.records import Record
 
 @pytest.fixture(scope="module")
 def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a running one."""
+    """The URL of a running MLflow server."""
     command = program("mlflow")
     folder = tmp_path_factory.mktemp("mlflow")
     port = free_port()
     store = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--default-artifact-root", str(folder)]
     variables = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    variables["PATH"] = f"{command.parent}:/usr/bin:/bin"  # it starts its server by the name of a program
+    variables["PATH"] = f"{command.parent}:/usr/bin:/bin"  # MLflow starts its server by a program's name
     url = f"http://127.0.0.1:{port}"
     serve: list[str | Path] = [command, "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *store]
     with serving(serve, folder, variables, f"{url}/health"):
@@ -28,7 +28,7 @@ def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def spans_of(url: str, traces: set[str]) -> list[Record]:
-    """Returns what it has of some traces."""
+    """Returns the spans that MLflow has of these traces."""
     found: list[Record] = []
     for trace_id in traces:
         answer = httpx.get(f"{url}/api/3.0/mlflow/traces/get", params={"trace_id": f"tr-{trace_id}"}, timeout=30)

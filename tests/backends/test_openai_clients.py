@@ -1,4 +1,4 @@
-"""Clients of OpenAI's protocol in an environment of their own each call a tool of a graph: `make test-backends`."""
+"""Clients of OpenAI's protocol, in their own environment, each call a tool of a graph: `make test-backends`."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ def url() -> Iterator[str]:
 
 
 def says(client: str, url: str) -> list[str]:
-    """Return what the script of a client prints; skips the test where the clients are not installed."""
+    """Return the lines that the script of a client prints; skips the test if the clients are not installed."""
     python = program("clients", "python")
     done = subprocess.run(
         [python, Path(__file__).with_name("openai_clients.py"), client, url],
@@ -36,7 +36,7 @@ def says(client: str, url: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-# The version of each client that gave this transcript.
+# The versions of the clients for which this transcript holds.
 VERSIONS = {"openai": "3.57.0", "openai-agents": "0.24.0", "langchain-openai": "1.7.4", "pydantic-ai-slim": "2.68.0"}
 
 

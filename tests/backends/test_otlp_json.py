@@ -1,4 +1,4 @@
-"""The dialects of OTLP in JSON that backends answer in are read alike."""
+"""Spans in the JSON dialects of all backends are read to equal records."""
 
 from typing import Any
 

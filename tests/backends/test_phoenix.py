@@ -15,13 +15,13 @@ from tests.telemetry.records import Record
 
 @dataclass(frozen=True)
 class Phoenix:
-    """A running one: it takes traces over HTTP at the port where it is asked, and over gRPC at another."""
+    """A running Phoenix server: one port takes queries, and traces over HTTP; another takes traces over gRPC."""
 
     url: str
     endpoints: dict[str, str]
 
     def spans(self, project: str) -> list[Record]:
-        """Returns what it has of a project; nothing as long as it does not know it."""
+        """Returns the spans of a project; an empty list while Phoenix does not know the project."""
         found: list[Record] = []
         query: dict[str, Any] = {"limit": 1000}
         while True:

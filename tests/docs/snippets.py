@@ -1,11 +1,11 @@
-"""Runs the Python snippets of a Markdown page, one after the other in one namespace, and compares what they print.
+"""Runs the Python snippets of a Markdown page, one after the other in one namespace, and compares their output.
 
-A fenced `python` block is run; a `text` block right behind it is what it has to print, with `...` for any text, and
-what it raises: type, message and notes. A block that only includes a file (between two lines `--8<--`) is run as a
-program of its own, which is what process nodes need. A block with a title is a file of that name, so that messages name
-it and lines count from its first. A page with `<!-- snippets: own process -->` changes what a process has only once, so
-it gets an interpreter of its own, in a folder of its own. A page with `<!-- snippets: real time -->` prints what
-depends on how long sleeps take, so it has three tries on a machine that is busy.
+A fenced `python` block is run. A `text` block right after it has the expected output, with `...` for any text, and the
+expected error: type, message and notes. A block that only includes a file (between two lines `--8<--`) runs as a
+separate program, as process nodes need. A block with a title is a file of that name: messages name the file, and its
+lines count from the first line of the block. A page with `<!-- snippets: own process -->` changes state of the whole
+process, so it runs in its own interpreter and its own folder. The output of a page with `<!-- snippets: real time -->`
+depends on how long sleeps take, so it has three tries, in case the machine is busy.
 """
 
 import ast
@@ -33,8 +33,8 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
 }
 
-# Warnings that depend on the machine, which the pages do not show: a processor that others use, too, and a version of
-# JAX that computes wrong values on CPU.
+# Warnings that depend on the machine, which the pages do not show: a busy processor, and a version of JAX that may
+# compute wrong values on CPU.
 _ELSEWHERE = "node.blocks_loop", "jax.may_compute_wrong_values"
 _OWN_PROCESS, _REAL_TIME = "<!-- snippets: own process -->", "<!-- snippets: real time -->"
 
@@ -44,7 +44,7 @@ _FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _TITLE = re.compile(r'title="([^"]+)"')
-_INCLUDE = re.compile(r"--8<--\n(\S+)\n--8<--\s*")  # the longer form, which formatters do not take for Python
+_INCLUDE = re.compile(r"--8<--\n(\S+)\n--8<--\s*")  # the longer form, which formatters do not parse as Python
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Block:
     """A fenced block.
 
     Attributes:
-        language: what stands behind the backticks.
-        text: its lines, without the indentation that it has in the page.
-        line: line of its first line in the page.
-        title: name of the file that it shows; None without one.
+        language: the word after the backticks.
+        text: the lines of the block, without their indentation in the page.
+        line: the number, in the page, of the first line of the block.
+        title: the name of the file that the block shows; None without a title.
     """
 
     language: str
@@ -65,7 +65,7 @@ class Block:
 
 
 def blocks_of(page: str) -> Iterator[Block]:
-    """Yields the fenced blocks of a page, also those inside of lists, notes and tabs."""
+    """Yields the fenced blocks of a page, also blocks inside lists, notes and tabs."""
     for match in _FENCE.finditer(page):
         title = _TITLE.search(match["rest"])
         line = page.count("\n", 0, match.start("body")) + 1
@@ -73,16 +73,16 @@ def blocks_of(page: str) -> Iterator[Block]:
 
 
 def has_snippets(page: Path) -> bool:
-    """Whether there is something to run on a page."""
+    """Whether a page has Python blocks to run."""
     return any(block.language == "python" for block in blocks_of(page.read_text()))
 
 
 def check_page(page: Path, loop: str) -> None:
-    """Runs the snippets of a page on one kind of event loop, here or in a process of their own.
+    """Runs the snippets of a page on one kind of event loop, in this process or in another.
 
     Raises:
-        AssertionError: a snippet printed something else than the page says.
-        Exception: what a snippet raised, with a note that names its line in the page.
+        AssertionError: the output of a snippet differs from the page.
+        Exception: the error of a snippet, with a note that names its line in the page.
     """
     for _ in range(2 if _REAL_TIME in page.read_text() else 0):
         with contextlib.suppress(Exception):
@@ -96,7 +96,7 @@ def _try_page(page: Path, loop: str) -> None:
         run_page(page, LOOPS[loop])
         return
     program = [sys.executable, "-W", "error", "-m", "tests.docs.snippets", str(page), loop]
-    # A page that shows how to send traces finds nobody who takes them.
+    # A page that shows how to send traces would find no receiver.
     environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}
     done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -126,13 +126,13 @@ def run_page(page: Path, loop_factory: Callable[[], asyncio.AbstractEventLoop]) 
 def run_block(
     block: Block, module: types.ModuleType, page: Path, runner: asyncio.Runner
 ) -> tuple[str, Exception | None]:
-    """Runs a block; returns what it printed, and what it raised."""
+    """Runs a block; returns its output and its error."""
     if included := _INCLUDE.fullmatch(block.text):
         done = subprocess.run([sys.executable, ROOT / included[1]], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout, None
     filename = block.title or f"<{page.name}, line {block.line}>"
-    # Without a time of modification the lines stay; a graph looks at its source when it is decorated.
+    # Without a modification time, `linecache` keeps these lines; a graph reads its source when it is decorated.
     linecache.cache[filename] = (len(block.text), None, block.text.splitlines(keepends=True), filename)
     output = io.StringIO()
     with contextlib.redirect_stdout(output):

@@ -1,4 +1,4 @@
-"""Pictures, links and indices lead to what is there; tests/house compares the reference with the public names."""
+"""Pictures, links and indices lead to existing files; tests/house compares the reference with the public names."""
 
 import asyncio
 import re
@@ -40,7 +40,7 @@ def test_tables_and_pictures_of_measurements_are_those_of_the_committed_results(
 
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"])
 def test_links_of_pages_outside_of_the_documentation_lead_somewhere(page: str) -> None:
-    # Of those in docs/, `mkdocs build --strict` checks the links.
+    # `mkdocs build --strict` checks the links of pages in docs/.
     targets = [Path(first or second) for first, second in LINK.findall((ROOT / page).read_text())]
     assert [target for target in targets if not (ROOT / target).exists()] == []
 

@@ -10,7 +10,7 @@ from tests.docs.snippets import ROOT, blocks_of, check_page, has_snippets, run_p
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-# What a page says is the same on both loops.
+# Pages print the same on both loops.
 @pytest.mark.parametrize("loop", ["asyncio", pytest.param("uvloop", marks=pytest.mark.long)])
 @pytest.mark.parametrize("page", [page for page in PAGES if has_snippets(page)], ids=lambda page: page.name)
 def test_snippets_of_a_page_run_and_print_what_it_says(page: Path, loop: str) -> None:

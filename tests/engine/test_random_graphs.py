@@ -41,8 +41,8 @@ def define(
     Args:
         program: the program.
         calls: how often each node was called.
-        made: the values that the nodes have returned, in this order. refused: the node and the value at which a call
-        fails.
+        made: the values that the nodes have returned, in this order.
+        refused: the node and the value at which a call fails.
     """
     note(source_of(program))
     made = [] if made is None else made

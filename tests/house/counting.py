@@ -28,7 +28,8 @@ class Figures:
     Attributes:
         lines: lines of code.
         largest_file: lines of code of its largest file.
-        slots: the most slots of one class, without the slots of its bases. branches: the most branches of one function.
+        slots: the most slots of one class, without the slots of its bases.
+        branches: the most branches of one function.
         broad_excepts: how many handlers catch `Exception` or `BaseException`.
     """
 

@@ -1,7 +1,8 @@
 """`make soak MINUTES=10`: a deployment under load for a while, with faults, cancels and disconnects.
 
-It measures what the deployment can take, then loads it with 0.8 and 1.5 times as much, in turns. Every call must have
-one outcome, and what the process holds at rest after each round must not grow. Exits with 1 if one of that fails.
+It measures the capacity of the deployment, then loads it with 0.8 and 1.5 times as much, in turns. Every call must have
+one outcome, and memory, tasks, threads, children and files at rest must not grow from round to round. Exits with 1 if a
+check fails.
 """
 
 import argparse
@@ -21,14 +22,14 @@ from tests.soak.watch import Sample, growth
 from tests.soak.world import GRAPHS, random_faults
 
 LOADS = (0.8, 1.5)
-# Rounds whose samples do not count: pools fill, and caches.
+# Rounds whose samples do not count, since pools and caches still fill.
 WARM_UP_ROUNDS = 2
 MAX_THREADS = 8
 COLUMNS = ("round", "load", "calls/s", *OUTCOMES, "lost", "faults", "MiB", "tasks", "threads", "children", "files")
 
 
 async def capacity(service: engine.Service[..., int], rng: random.Random, seconds: float) -> float:
-    """Return how many calls a second the deployment finishes when there are always more than it has places."""
+    """Return how many calls a second the deployment finishes while more calls wait than it has places."""
     clients = Clients(service, rng)
     await clients.come(4000, seconds / 4)
     before, began = _ended(service), time.monotonic()
@@ -39,20 +40,20 @@ async def capacity(service: engine.Service[..., int], rng: random.Random, second
 
 
 def _ended(service: engine.Service[..., int]) -> int:
-    """Return how many calls have given their places back."""
+    """Return the number of calls that have given their places back."""
     admission = service.statistics().admission
     return admission.admitted - admission.in_flight
 
 
 async def soak(seconds: float, seed: int) -> list[str]:
-    """Run it; returns what went wrong."""
+    """Run the soak; return the failures that it found, one line each."""
     rng = random.Random(seed)
     wrong: list[str] = []
     samples: list[Sample] = []
     rounds = max(6, int(seconds / 15) // 2 * 2)
     measuring = min(4.0, seconds / 8)
     total: Counter[str] = Counter()
-    resource_tracker.ensure_running()  # a process of the interpreter, which stays
+    resource_tracker.ensure_running()  # a helper process of the interpreter, which stays
     before = await Sample.take()
     with random_faults(rng) as injections:
         async with (
@@ -96,7 +97,7 @@ async def soak(seconds: float, seed: int) -> list[str]:
     )
     wrong += growth(samples[WARM_UP_ROUNDS:], bounds)
     wrong += [f"after the end: {line}" for line in growth([after], before)[:4] if "memory" not in line]
-    if seconds >= 60:  # before, a rare fault or outcome may not have had its turn
+    if seconds >= 60:  # in a shorter soak, a rare fault or outcome may not happen
         wrong += [f"no call was {one}, so nothing was shown about those" for one in OUTCOMES if not total[one]]
         wrong += [f"never happened: {line}" for line in never]
     return wrong
@@ -115,7 +116,7 @@ def _wrong(clients: Clients, service: engine.Service[..., int], number: int, ref
         if actor.in_flight or actor.inbox.depth
     ]
     refused, told = statistics.admission.refused - refused_before, ledger.counts["refused"]
-    # A client may leave in the very turn in which it is refused.
+    # A client may leave in the same turn of the loop in which it is refused.
     if not told <= refused <= told + ledger.counts["cancelled"] + ledger.counts["expired"]:
         wrong.append(f"round {number}: {refused} calls were refused, and {told} clients were told")
     return wrong
@@ -126,7 +127,7 @@ def _row(cells: tuple[object, ...]) -> str:
 
 
 def main() -> int:
-    """Run it as the command line says."""
+    """Run the soak with the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (10)")
     parser.add_argument("--seed", type=int, default=None, help="of the clients and faults; drawn if not given")

@@ -1,4 +1,4 @@
-"""The clients of a soak: they call, stream, give up, leave in the middle, and write down what became of each call."""
+"""The clients of a soak: they call, stream, give up or leave early, and record the outcome of each call."""
 
 import asyncio
 import random
@@ -13,18 +13,18 @@ from tests.soak.world import Injected, answer, book, chat, heavy, rank
 
 Service = engine.Service[..., Any]
 
-# Few, since the store remembers all of them, and would be all that grows.
+# Few pages, since the store remembers all pages, and its growth would hide other growth.
 _PAGES = 500
 
 OUTCOMES = ("results", "errors", "cancelled", "expired", "refused")
 
 
 class Ledger:
-    """What became of every call.
+    """Counts of the outcomes of all calls.
 
     Attributes:
-        counts: "submitted", and one of `OUTCOMES` for each of them.
-        surprises: errors that no fault and no limit explains.
+        counts: the number of "submitted" calls, and of calls with each of `OUTCOMES`.
+        surprises: errors that neither a fault nor a limit explains.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class Ledger:
 
     @property
     def lost(self) -> int:
-        """Calls without an outcome, or with more than one."""
+        """The number of submitted calls minus the number of outcomes; 0 if each call has one outcome."""
         return self.counts["submitted"] - sum(self.counts[outcome] for outcome in OUTCOMES)
 
     async def follow(self, call: Callable[[], Coroutine[Any, Any, bool]]) -> None:
-        """Make one call and wait for it; its result is whether the client stayed to the end."""
+        """Make one call, wait for it, and record its outcome; `call` returns whether the client stayed to the end."""
         self.counts["submitted"] += 1
         try:
             stayed = await call()
@@ -60,11 +60,11 @@ class Ledger:
 
 
 class Clients:
-    """Clients that come at random moments, each doing one of the things that clients do.
+    """Clients that come at random moments; each makes one kind of call.
 
     Args:
-        service: what they call.
-        rng: what they draw from.
+        service: the service that they call.
+        rng: the source of their random choices.
     """
 
     def __init__(self, service: Service, rng: random.Random) -> None:
@@ -74,7 +74,7 @@ class Clients:
         self._present: set[asyncio.Task[None]] = set()
 
     async def come(self, per_second: float, seconds: float) -> None:
-        """Have clients come for some time, whatever becomes of those before: that is how servers are overloaded."""
+        """Let clients come at this rate, even if earlier clients still wait, as clients do that overload a server."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         end = due + seconds
@@ -84,11 +84,11 @@ class Clients:
             due += self._rng.expovariate(per_second)
 
     async def gone(self, patience_seconds: float = 30) -> None:
-        """Wait until all have gone; who stays longer has lost its call."""
+        """Wait until all clients have left; report a lost call for each client that is still there."""
         if self._present:
             await asyncio.wait(self._present, timeout=patience_seconds)
         for task in self._present:
-            task.cancel()  # counted as cancelled, too late: but the wait above has shown it
+            task.cancel()  # it counts as cancelled, but the surprise below reports it
             self.ledger.surprises.append("a call did not end")
 
     def _enter(self) -> None:
@@ -131,10 +131,10 @@ class Clients:
         return True
 
     async def _chat(self, page: int) -> bool:
-        """Read a stream of tokens: to its end, slowly, or until something better comes up."""
+        """Read a stream of tokens: to its end, slowly, or only a few tokens."""
         rng = self._rng
         leaves_after = rng.choice([None, None, None, 0, 3, 20])
-        drops = rng.random() < 0.3  # without a word: no `aclose`
+        drops = rng.random() < 0.3  # leaves without `aclose`
         stream = self._service.stream(chat(page), **self._options())
         try:
             read = 0
@@ -150,7 +150,7 @@ class Clients:
         return True
 
     async def _pipeline(self, page: int) -> None:
-        """Send several calls as one stream; each of them has an outcome."""
+        """Send several calls as one stream, and record an outcome for each call."""
         calls = [answer(page + number) for number in range(8)]
         self.ledger.counts["submitted"] += len(calls)
         async with self._service.stream(calls, max_in_flight=3) as stream:

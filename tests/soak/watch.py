@@ -1,4 +1,4 @@
-"""What a soak watches: what the process holds when nobody calls, and whether that stays the same."""
+"""Samples of a soak: memory, tasks, threads, children and descriptors at rest, and whether they grow."""
 
 import asyncio
 import gc
@@ -10,14 +10,14 @@ from pathlib import Path
 from tests.leaks import child_processes, open_descriptors
 
 _PAGE_BYTES = 4096
-# An allocator gives memory back when it likes: what is below this is no leak that a night would show.
+# An allocator gives memory back at any time: growth below this bound is no leak that a night would show.
 _SLACK_MIB = 6.0
 _SLACK_SHARE = 0.04
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the process holds at a moment of rest."""
+    """Memory, tasks, threads, children and descriptors of the process while no call runs."""
 
     rss_mib: float
     tasks: int
@@ -27,7 +27,7 @@ class Sample:
 
     @classmethod
     async def take(cls) -> "Sample":
-        """Wait until what is ending has ended, and look."""
+        """Wait until ending tasks, threads and children have ended, and take a sample."""
         for _ in range(3):
             gc.collect()
             await asyncio.sleep(0.05)
@@ -46,10 +46,10 @@ def _rss_mib() -> float:
 
 
 def growth(samples: list[Sample], bounds: Sample) -> list[str]:
-    """Say what has grown.
+    """Return a line for each figure that has grown.
 
     Args:
-        samples: one after each round, those of the warm-up left out.
+        samples: one sample after each round, without the rounds of the warm-up.
         bounds: the most threads, children and descriptors that the pools may come to, and the tasks at rest.
     """
     found: list[str] = []

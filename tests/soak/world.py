@@ -1,4 +1,4 @@
-"""What is deployed in a soak: nodes on the loop, in threads and in processes, a stateful one, batches, and streams."""
+"""The graphs of a soak: nodes on the loop, in threads and in processes, a stateful node, batches, and streams."""
 
 import asyncio
 import hashlib
@@ -11,10 +11,10 @@ from penstock.testing import faults
 
 
 class Injected(Exception):
-    """What a fault raises."""
+    """The error of an injected fault."""
 
 
-# Their places and waits, and not the processor, decide how much the deployment can take: about 500 calls a second.
+# The places and waits of these nodes, and not the processor, limit the deployment to about 500 calls a second.
 @ps.node(concurrency=8, retry=ps.Retry(attempts=2, backoff_seconds=0.005), timeout_seconds=1)
 async def fetch(page: int) -> bytes:
     await asyncio.sleep(0.012 + 0.008 * (page % 3) / 2)
@@ -37,12 +37,12 @@ def heavy_digest(page: int) -> str:
 
 
 class Lost(Injected):
-    """What the store raises when it has to be opened anew."""
+    """The error of a store that must be opened again."""
 
 
 @ps.node(concurrency=4, restart_on=(Lost,))
 class Store:
-    """A stateful node: it has something open until it is lost; then its supervisor restarts it."""
+    """A stateful node that keeps its state until it raises `Lost`; then its supervisor restarts it."""
 
     async def __aenter__(self) -> "Store":
         self.names: dict[str, int] = {}
@@ -125,7 +125,7 @@ GRAPHS = (answer, heavy, rank, book, chat)
 
 @contextmanager
 def random_faults(rng: random.Random) -> Generator[list[faults.Injections]]:
-    """Inject faults at every point, some in a hundred passes; gives what was injected."""
+    """Inject faults at every point, in some of a hundred passes; gives the injections."""
     error = faults.Raise(Injected("injected"))
     plans: list[tuple[faults.Point, faults.Fault, str | None, float]] = [
         ("node.call", error, "fetch", 0.02),

@@ -1,4 +1,5 @@
-"""Correct use, as mypy and pyright must see it; its functions are not called. `wrong.py` has what they must refuse."""
+"""Correct use, which mypy and pyright must accept; its functions are not called. `wrong.py` has code that they must
+refuse."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -440,7 +441,7 @@ def factory(limit: int) -> ps.Graph[[str], Hit]:
 
 
 def as_functions() -> Iterator[Callable[[str], Awaitable[object]]]:
-    """Nodes and graphs go where functions go."""
+    """Nodes and graphs are accepted as functions."""
     yield fetch
     yield search
     yield first_of_url

@@ -1,4 +1,4 @@
-"""Resources, as mypy and pyright must see them."""
+"""Types of resources, as mypy and pyright must infer them."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager

@@ -1,4 +1,4 @@
-"""Streams as values, as mypy and pyright must see them: an answer that is streamed, and batches made in a graph."""
+"""Types of streams as values, as mypy and pyright must infer them: a streamed answer, and batches made in a graph."""
 
 import asyncio
 import sys
@@ -204,7 +204,7 @@ def stages_with_functions(blobs: AsyncIterator[bytes], records: AsyncIterator[da
 
 @ps.graph
 async def sizes(blobs: AsyncIterator[bytes]) -> AsyncIterator[list[int]]:
-    """What type-checks here runs, too."""
+    """A graph that type-checks, and that a test also runs."""
     chosen = ps.map_each(unique, blobs) >> data.filtered(lambda blob: len(blob) > 1)
     return chosen >> limited >> measured >> data.batched(2, collate=list[int])
 

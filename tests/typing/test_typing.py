@@ -1,4 +1,5 @@
-"""What type checkers accept can be planned and run; `make check` has them judge `correct.py` and `wrong.py`."""
+"""Graphs that type checkers accept can be planned and run; `make check` runs the checkers on `correct.py` and
+`wrong.py`."""
 
 import json
 import subprocess
@@ -16,14 +17,14 @@ from tests.typing import correct, resources, streams
 ROOT = Path(__file__).parents[2]
 
 
-# The page passes arrays of NumPy to functions of JAX, which `devices.Array` allows.
+# The page passes NumPy arrays to JAX functions, which `devices.Array` allows.
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("checker", [pytest.param("mypy", marks=pytest.mark.long), "pyright"])
 def test_the_page_on_device_nodes_type_checks(checker: str, tmp_path: Path) -> None:
     page = (ROOT / "docs/how-to/device-nodes.md").read_text()
     program = tmp_path / "page.py"
     program.write_text("".join(block.text for block in blocks_of(page) if block.language == "python"))
-    # Each snippet has a `main`, and annotations of JAX leave some types unknown, which only strictness minds.
+    # Each snippet defines a `main`. JAX's annotations leave some types unknown, which only strict checks refuse.
     settings = {"extraPaths": [str(ROOT / "typings")], "reportRedeclaration": False}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = {

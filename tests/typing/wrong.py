@@ -1,4 +1,4 @@
-"""Wrong use, which mypy and pyright must refuse; it is never run.
+"""Wrong use, which mypy and pyright must refuse; it never runs.
 
 Each wrong line carries an ignore comment of each checker, by rule, and both are set to refuse an ignore comment that
 is not needed: so a line that a checker lets pass is an error, as is any line without a comment that it refuses.
