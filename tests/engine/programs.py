@@ -1,5 +1,4 @@
-"""Random graph functions: a program as data, its source, and the calls that it makes if the passes keep their
-promises."""
+"""Random graph functions: a program as data, its source, and the calls it makes if the passes keep their promises."""
 
 import itertools
 from collections import Counter

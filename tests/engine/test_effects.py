@@ -1,5 +1,4 @@
-"""Effects keep the order of the source: which steps wait, which steps stay in the plan, and which graphs are
-refused."""
+"""Effects keep the order of the source: steps that wait, steps that stay in the plan, and graphs that are refused."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator

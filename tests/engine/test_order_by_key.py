@@ -1,5 +1,4 @@
-"""Order by key: in a stream of a deployment, a call whose key has no place lets other calls pass, and the stream goes
-on."""
+"""Order by key: in a stream of a deployment, a call whose key has no place lets other calls pass."""
 
 import asyncio
 import random

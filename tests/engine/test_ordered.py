@@ -1,5 +1,4 @@
-"""`@node(ordered=True)`: an instance that takes items in input order, after nodes in which items overtake each
-other."""
+"""`@node(ordered=True)`: an instance that takes items in input order, after nodes in which items overtake."""
 
 import asyncio
 from collections.abc import AsyncIterator

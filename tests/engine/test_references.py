@@ -1,5 +1,4 @@
-"""A graph's references: unchanged while its names mean the same objects, changed as soon as a name means another
-object."""
+"""A graph's references: unchanged while its names mean the same objects, changed once a name means another object."""
 
 import functools
 from collections.abc import Callable

@@ -1,5 +1,4 @@
-"""The source check finds code that a Ref cannot see, and reports its file, line and remedy; it reports no other
-code."""
+"""The source check finds code that a Ref cannot see, and reports file, line and remedy; it reports no other code."""
 
 import functools
 import linecache

@@ -1,5 +1,4 @@
-"""The language model: it learns, it reads and writes files of transformers, and its trigram baseline counts
-correctly."""
+"""The language model: it learns, it reads and writes files of transformers, and its trigram baseline is correct."""
 
 import json
 import math

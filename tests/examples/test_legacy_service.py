@@ -1,5 +1,4 @@
-"""The partly migrated service, over real sockets: old endpoints are unchanged, and the migrated endpoint is no
-worse."""
+"""The partly migrated service, over real sockets: old endpoints are unchanged, the migrated endpoint is no worse."""
 
 import asyncio
 from collections.abc import AsyncGenerator

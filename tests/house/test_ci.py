@@ -1,5 +1,4 @@
-"""`.ci/run` installs the Debian packages that tests need, so no test is skipped for a package; releases and
-workflows."""
+"""`.ci/run` installs the Debian packages that tests need, so that no test is skipped; releases and workflows."""
 
 import contextlib
 import os

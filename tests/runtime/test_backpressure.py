@@ -1,5 +1,4 @@
-"""A bounded graph cannot deadlock: a producer that waits for room goes on when there is room, in any order of
-events."""
+"""A bounded graph cannot deadlock: in any order of events, a producer that waits for room goes on when there is."""
 
 import asyncio
 

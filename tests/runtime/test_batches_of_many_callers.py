@@ -1,5 +1,4 @@
-"""Callers of a batch stay together: batches of one do not alternate with batches of all others. A lone caller never
-waits."""
+"""Callers of a batch stay together: no batch of one between two of all others. A lone caller never waits."""
 
 import asyncio
 import time

@@ -1,5 +1,4 @@
-"""Context variables: a handler sees the values of its caller; values that it sets reach neither the caller nor other
-calls."""
+"""Context variables: a handler sees its caller's values; values that it sets reach neither caller nor other calls."""
 
 import asyncio
 import contextvars

@@ -1,5 +1,4 @@
-"""One task runs a handler from first to last step, so code that remembers its task (timeouts, task groups) works
-inside."""
+"""One task runs a handler from first to last step, so timeouts and task groups, which remember their task, work."""
 
 import asyncio
 import contextlib

@@ -1,5 +1,4 @@
-"""`max_workers` of a run bounds how many of its handlers run at a time, in all nodes and bodies; the run never
-hangs."""
+"""`max_workers` of a run bounds how many of its handlers run at a time, in all nodes and bodies, without hanging."""
 
 import asyncio
 import threading

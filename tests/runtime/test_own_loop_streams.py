@@ -1,5 +1,4 @@
-"""Actors that own their loop and give streams: each stream is bounded, has one reader, and is cancelled when it
-leaves."""
+"""Actors that own their loop and give streams: a stream is bounded, has one reader, and ends when the reader leaves."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,5 +1,4 @@
-"""Reloading a resource: no call is dropped, each call sees one instance; the old instance closes once, after its last
-user."""
+"""Reloading a resource: no call is dropped, each sees one instance; the old one closes once, after its last user."""
 
 import asyncio
 import threading

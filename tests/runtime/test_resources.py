@@ -1,5 +1,4 @@
-"""Resources: opened once, shared, closed in reverse order; if an opening fails or hangs, the next caller can try
-again."""
+"""Resources: opened once, shared, closed in reverse order; after a failed or hanging opening, a caller can retry."""
 
 import asyncio
 import gc

@@ -1,5 +1,4 @@
-"""Correct use, which mypy and pyright must accept; its functions are not called. `wrong.py` has code that they must
-refuse."""
+"""Correct use, which mypy and pyright must accept; its functions are not called. `wrong.py` has code to refuse."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence

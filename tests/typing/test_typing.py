@@ -1,5 +1,4 @@
-"""Graphs that type checkers accept can be planned and run; `make check` runs the checkers on `correct.py` and
-`wrong.py`."""
+"""Graphs that type checkers accept can be planned and run; `make check` checks `correct.py` and `wrong.py`."""
 
 import json
 import subprocess
