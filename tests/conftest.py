@@ -25,7 +25,7 @@ settings.register_profile("penstock", deadline=None, derandomize=EFFORT == 1, ma
 settings.load_profile("penstock")
 
 # Hundreds of tests start a Python of their own. If Python may not write bytecode, each of these tests compiles the
-# package anew, which takes longer than most of them run.
+# package anew, which takes longer than most tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

@@ -63,7 +63,7 @@ async def slow_to_leave(x: int) -> int:
 
 
 class Gauge:
-    """Counts the handlers inside of a `with` block.
+    """Counts the handlers inside a `with` block.
 
     Attributes:
         now: how many handlers are inside.

@@ -475,7 +475,7 @@ class FairAdmissionMachine(RuleBasedStateMachine):
         self.changed(key)
         return caller
 
-    # What happens.
+    # The rules of the machine.
 
     @rule(
         name=st.sampled_from("aaabcd"),
@@ -670,7 +670,8 @@ def test_a_tenant_with_few_calls_waits_for_its_own_share_and_not_for_the_queue_o
                 callers.create_task(call("b"))
 
     run_virtual(main, timeout_seconds=10_000)
-    # The share of the key is two places: it waits for its own queue, and for the calls in flight when it comes.
+    # The key has a share of two places: a call waits for the queue of its own key, and for the calls in flight when it
+    # comes.
     assert waits == sorted(waits)
     assert all(wait <= number / 2 + 0.75 for number, wait in enumerate(waits))
     assert waits[-1] > 2  # it shares the places

@@ -207,7 +207,7 @@ async def test_only_the_class_that_is_asked_for_is_read() -> None:
         assert [event.value async for event in everything] == ["text", Progress(1), 2]
 
 
-# Together with a stream of values.
+# Events together with a stream of values.
 
 
 @ps.node(effectful="unordered", capacity=2)

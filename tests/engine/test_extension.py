@@ -57,7 +57,7 @@ async def test_what_has_timed_out_on_a_worker_ends_there_and_keeps_its_place_unt
     async with engine.Engine() as e:
         with pytest.raises(ps.NodeTimeoutError):
             await e.run(ps.graph(pipes.slow)(1))
-        # The calls take turns on both workers: the worker whose item was cancelled answers again.
+        # These calls ask both workers: the worker whose item was cancelled answers again.
         assert len({(await e.run(ps.graph(pipes.where)(0))).partition(",")[0] for _ in range(4)}) == 1
 
 

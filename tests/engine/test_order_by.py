@@ -136,7 +136,7 @@ async def test_what_waits_for_its_key_has_no_place() -> None:
         assert service.statistics().admission.in_flight == 2
         await asyncio.sleep(10)
         assert service.statistics().admission.in_flight == 1
-        assert await service("a", 1) == 1  # a plain call of a deployment does not wait for its streams
+        assert await service("a", 1) == 1  # a plain call does not wait for the calls of its key in a stream
         assert await mapped == [10] * 4
         assert loop.time() == pytest.approx(30)
 

@@ -701,7 +701,7 @@ async def test_limited_readers_that_need_no_second_place(scheduler: Any) -> None
         more = await stateful_total(ps.map_each(by_instance, count(limit)))
         return sums, more, await total(count(limit))
 
-    # The inner map gives twice 0, 0, 1, 3, 6. The outer map gives the same of these values: 0, 0, 2, 30, 132.
+    # The inner map gives twice the sums 0, 0, 1, 3, 6: 0, 0, 2, 6, 12. The outer map gives 0, 0, 2, 30, 132.
     assert await engine.run(graph(5), scheduler=scheduler) == (164, 10, 10)
 
 

@@ -1,4 +1,4 @@
-"""A bounded graph cannot deadlock: in any order of events, a producer that waits for room goes on when there is."""
+"""A bounded graph cannot deadlock: a producer that waits for room always goes on when there is room."""
 
 import asyncio
 

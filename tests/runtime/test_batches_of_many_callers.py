@@ -88,7 +88,7 @@ WAYS = [
 @pytest.mark.parametrize("call", [on_the_loop, in_a_thread], ids=["loop", "thread"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 async def test_batches_hold_all_callers(way: Callable[[Any], Any], call: Any) -> None:
-    """Up to three first batches and the last may be smaller. Batches that alternate with batches of one would be 24."""
+    """Up to three first batches and the last may be smaller. With batches of one in between, there would be 24."""
     sizes.clear()
     await way(call)
     assert sum(sizes) == WIDTH * ROUNDS

@@ -207,7 +207,7 @@ async def test_each_call_has_its_own_bound(level: str) -> None:
 
 
 async def test_streams_take_no_place() -> None:
-    """Neither a node that gives a stream nor a node that reads it takes a place: both wait for other handlers."""
+    """Neither a node that gives a stream nor a node that reads it takes a place: a reader waits for other handlers."""
 
     in_a_line = numbers >> doubled >> total
 

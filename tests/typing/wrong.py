@@ -1,7 +1,7 @@
 """Wrong use, which mypy and pyright must refuse; it never runs.
 
-Each wrong line carries an ignore comment of each checker, by rule, and both are set to refuse an ignore comment that
-is not needed: so a line that a checker lets pass is an error, as is any line without a comment that it refuses.
+Each wrong line carries an ignore comment for each checker, with its rule. Both checkers refuse ignore comments that are
+not needed. So a wrong line that a checker accepts is an error, and so is a line that it refuses without a comment.
 """
 
 from collections.abc import AsyncIterator, Coroutine
