@@ -279,7 +279,7 @@ async def test_a_worker_that_died_while_idle_is_replaced(pool: ProcessPool) -> N
     worker = await call(pool, jobs.pid)
     os.kill(worker, signal.SIGKILL)
     with suppress(ChildProcessError):  # the pool may have reaped it first
-        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - dead
+        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - the worker is dead
     assert await call(pool, jobs.pid) != worker
     assert (pool.statistics().died, pool.statistics().workers) == (1, 1)
 

@@ -116,8 +116,7 @@ class Trial:
         return found
 
     def check(self) -> str:
-        """Check that no message is lost, wrongly dead or out of order, and that not too many are written twice; return
-        figures."""
+        """Check that no message is lost, wrongly dead, out of order, or repeated more than allowed; return figures."""
         rows = self.connection.execute("select identity, id, key, seq from written order by n").fetchall()
         dead = asyncio.run(self.dead())
         wanted_dead = {number for number in range(MESSAGES) if is_broken(number) or number % 1000 == 999}

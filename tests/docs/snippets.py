@@ -2,10 +2,10 @@
 
 A fenced `python` block is run. A `text` block right after it has the expected output, with `...` for any text, and the
 expected error: type, message and notes. A block that only includes a file (between two lines `--8<--`) runs as a
-separate program, as process nodes need. A block with a title is a file of that name: messages name the file, and its
-lines count from the first line of the block. A page with `<!-- snippets: own process -->` changes state of the whole
+separate program, as process nodes need. A block with a title is a file of that name. Messages name the file, and its
+first line is the first line of the block. A page with `<!-- snippets: own process -->` changes state of the whole
 process, so it runs in its own interpreter and its own folder. The output of a page with `<!-- snippets: real time -->`
-depends on how long sleeps take, so it has three tries, in case the machine is busy.
+depends on real sleeps, so it has three tries for a busy machine.
 """
 
 import ast
@@ -33,8 +33,8 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
 }
 
-# Warnings that depend on the machine, which the pages do not show: a busy processor, and a version of JAX that may
-# compute wrong values on CPU.
+# Warnings that depend on the machine, and that pages do not show: a busy processor, and a JAX that may compute wrong
+# values on CPU.
 _ELSEWHERE = "node.blocks_loop", "jax.may_compute_wrong_values"
 _OWN_PROCESS, _REAL_TIME = "<!-- snippets: own process -->", "<!-- snippets: real time -->"
 
@@ -141,7 +141,7 @@ def run_block(
             result = eval(code, module.__dict__)
             if asyncio.iscoroutine(result):
                 runner.run(result)
-        except Exception as error:  # noqa: BLE001 - whatever the page is about to show
+        except Exception as error:  # noqa: BLE001 - a page may show any error
             return output.getvalue(), error
     return output.getvalue(), None
 

@@ -183,7 +183,7 @@ async def test_bodies_may_be_anything_that_takes_one_value() -> None:
         counter.method,
         stateful,
         functools.partial(add, y=10),
-        lambda x: double(x),  # noqa: PLW0108 - a lambda is what is tested
+        lambda x: double(x),  # noqa: PLW0108 - the test needs a lambda
         lambda x: add(x),  # noqa: PLW0108
         lambda x: x,
         lambda x: [x, 7],

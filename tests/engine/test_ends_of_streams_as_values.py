@@ -181,7 +181,7 @@ async def test_a_reader_may_catch_the_error_of_what_it_reads() -> None:
         got: list[int] = []
         try:
             async for number in numbers:
-                got.append(number)  # noqa: PERF401 - as above
+                got.append(number)  # noqa: PERF401 - keeps the values before an error
         except ValueError:
             got.append(-1)
         return got

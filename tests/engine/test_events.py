@@ -303,7 +303,7 @@ async def test_a_durable_loop_emits_and_asks_and_goes_on(tmp_path: Path, is_depl
     async def read(stream: engine.EventStream[Progress, int], got: list[int]) -> int:
         async with stream as events:
             async for event in events:
-                got.append(event.value.done)  # noqa: PERF401 - it keeps what came before the question
+                got.append(event.value.done)  # noqa: PERF401 - keeps the events before the question
             return await events.result()
 
     async with engine.deploy(graph) as service:

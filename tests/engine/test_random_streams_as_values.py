@@ -224,7 +224,7 @@ async def outcome(values: Any) -> tuple[list[int], object]:
     got: list[int] = []
     try:
         async for value in values:
-            got.append(value)  # noqa: PERF401 - what came before an error counts
+            got.append(value)  # noqa: PERF401 - keeps the values before an error
     except Failed as error:
         return got, error.args
     return got, None

@@ -41,7 +41,7 @@ class Client:
 
 @ps.node
 class Index:
-    opened: list[str] = []  # noqa: RUF012 - of all instances
+    opened: list[str] = []  # noqa: RUF012 - shared by all instances
 
     async def __aenter__(self) -> Self:
         self.opened.append("opened")

@@ -71,7 +71,7 @@ def keeps_a_name(x: int) -> None:
 @ps.graph
 async def sub_graph(x: int) -> int:
     allowed = await check(x)
-    return allowed  # noqa: RET504 - the result of a graph that has had a name
+    return allowed  # noqa: RET504 - the test needs a result with a name
 
 
 @ps.graph

@@ -197,7 +197,7 @@ SEEN: list[object] = []
 
 
 class Settings:
-    seen: list[object] = []  # noqa: RUF012 - a shared list is what is tested
+    seen: list[object] = []  # noqa: RUF012 - the test needs a shared list
 
     def __init__(self) -> None:
         self.own: dict[str, list[object]] = {"list": []}
@@ -242,7 +242,7 @@ async def test_what_a_global_or_a_closure_names_is_the_same_for_all() -> None:
 
 async def test_a_default_is_the_same_for_all() -> None:
     @ps.graph
-    async def graph(x: int, kept: list[object] = []) -> object:  # noqa: B006 - that is what is tested
+    async def graph(x: int, kept: list[object] = []) -> object:  # noqa: B006 - the test needs such a default
         return append(kept, x)
 
     assert await engine.run(graph(1)) is await engine.run(graph(2))

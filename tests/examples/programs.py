@@ -37,7 +37,7 @@ def command(program: Path, arguments: tuple[str | Path, ...], before: str) -> li
 
 def run(program: Path, *arguments: str | Path, before: str = "") -> subprocess.CompletedProcess[str]:
     """Run the program to its end; the end of its output shows that none of its processes is left."""
-    return subprocess.run(  # noqa: PLW1510 - the exit code is what is tested
+    return subprocess.run(  # noqa: PLW1510 - tests check the exit code
         command(program, arguments, before),
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -470,7 +470,7 @@ async def test_a_result_with_discard_is_that_of_the_handler_that_gets_it() -> No
     assert discarded == []
 
     async def leaves(x: int) -> None:
-        asyncio.create_task(ps.call(both, 5))  # noqa: RUF006 - it is left
+        asyncio.create_task(ps.call(both, 5))  # noqa: RUF006 - the test leaves the task behind
         await begun.wait()
 
     begun = asyncio.Event()

@@ -175,7 +175,7 @@ async def test_streams_of_a_loop_end_with_it() -> None:
         with pytest.raises(ps.ActorRestarted):
             async with service.stream(graph("crash")) as parts:
                 async for part in parts:
-                    got.append(part)  # noqa: PERF401 - those before the error are wanted
+                    got.append(part)  # noqa: PERF401 - keeps the parts before the error
         async with service.stream(graph("fine")) as parts:
             got += [part async for part in parts]
     assert got == ["crash", "fine"]

@@ -292,8 +292,8 @@ async def collect_all(parts: AsyncIterator[int]) -> tuple[list[int], BaseExcepti
     got: list[int] = []
     try:
         async for part in parts:
-            got.append(part)  # noqa: PERF401 - what came before the error counts
-    except Exception as error:  # noqa: BLE001 - it is what the test looks at
+            got.append(part)  # noqa: PERF401 - keeps the parts before the error
+    except Exception as error:  # noqa: BLE001 - the test checks the error
         return got, error
     return got, None
 

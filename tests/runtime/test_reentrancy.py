@@ -366,7 +366,7 @@ async def test_a_call_made_by_way_of_a_thread_ends_at_the_deadline_around_it(ver
             else:
                 async with engine.stream(values()) as stream:
                     await anext(stream)
-        except Exception as error:  # noqa: BLE001 - looked at below
+        except Exception as error:  # noqa: BLE001 - the test checks the error below
             errors.append(error)
         finally:
             ended.set()

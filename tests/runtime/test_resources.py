@@ -35,7 +35,7 @@ world = World()
 
 @pytest.fixture(autouse=True)
 def new_world() -> Iterator[None]:
-    global world  # noqa: PLW0603 - the nodes of a module know no fixture
+    global world  # noqa: PLW0603 - nodes of a module cannot use a fixture
     world = World()
     yield
     assert not world.is_open

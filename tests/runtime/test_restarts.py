@@ -997,7 +997,7 @@ async def test_streams_of_a_failed_deployment_fail() -> None:
             with pytest.raises(ps.DeploymentFailed):
                 async with service.stream((call(item) for item in [0, 1, "crash", 3, 4]), on_error="skip") as results:
                     async for result in results:
-                        seen.append(result)  # noqa: PERF401 - those before the failure are wanted
+                        seen.append(result)  # noqa: PERF401 - keeps the results before the failure
     assert seen == [0, 1]
     assert life.is_even
 
@@ -1076,8 +1076,8 @@ async def heard(stream: engine.Stream[Any]) -> list[Any]:
     try:
         async with stream:
             async for item in stream:
-                items.append(item)  # noqa: PERF401 - those before an error are wanted
-    except Exception as error:  # noqa: BLE001 - it is what the test looks at
+                items.append(item)  # noqa: PERF401 - keeps the items before an error
+    except Exception as error:  # noqa: BLE001 - the test checks the error
         items.append(type(error))
     return items
 

@@ -179,7 +179,7 @@ async def test_the_deadline_of_an_attempt_is_known_before_it_waits() -> None:
 
 def test_the_time_before_the_first_wait_counts() -> None:
     async def late() -> None:
-        time.sleep(0.02)  # noqa: ASYNC251 - what a handler does before it first waits
+        time.sleep(0.02)  # noqa: ASYNC251 - work of a handler before it first waits
         await asyncio.sleep(60)
 
     async def main() -> None:
@@ -328,7 +328,7 @@ def test_errors_that_were_handled_are_one_line_a_minute_with_their_count(how: st
 
 @ps.node
 async def only(values: AsyncIterator[int]) -> int:
-    return [value async for value in values][0]  # noqa: RUF015 - to its end
+    return [value async for value in values][0]  # noqa: RUF015 - reads the stream to its end
 
 
 def lines_of(error: BaseException, traceback: TracebackType | None) -> list[str]:

@@ -120,7 +120,7 @@ async def _read(source: Source, release: asyncio.Event, found: list[int]) -> Non
         await testing.wait_quiescent()
         release.set()
         async for x in results:
-            found.append(x)  # noqa: PERF401 - what was read before an error counts
+            found.append(x)  # noqa: PERF401 - keeps the results before an error
 
 
 @ps.node(concurrency=2, capacity=3)

@@ -47,7 +47,7 @@ class Ledger:
             self.counts["expired"] += 1
         except ps.Overloaded:
             self.counts["refused"] += 1
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this call's outcome
+        except Exception as error:  # noqa: BLE001 - any error is the outcome of this call
             self.failed(error)
         else:
             self.counts["results" if stayed else "cancelled"] += 1
