@@ -20,7 +20,7 @@ from penstock.serving import Breaker
 from tests.serving.openai_server import served
 
 CLIENTS = 300
-TOKENS = 5  # tokens of an answer; the prompt has as many besides the question
+TOKENS = 5  # tokens of an answer; `usage` counts as many for the prompt
 CUT = 2  # tokens of an answer that is cut
 # Quotas in tokens a minute.
 QUOTAS = {f"sk-{number}": 10**9 for number in range(4)} | {f"sk-small-{number}": 6000 for number in range(3)}
