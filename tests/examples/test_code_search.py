@@ -192,8 +192,8 @@ def test_progress_shows_rate_and_depth_of_each_inbox_and_the_slowest_node_is_nam
     with terminal(busy_folder, "--query", "f1", "--limit", "200", typing=False) as shown:
         shown.until(r"\d+/200 +\d+ files/s  in line: read +\d+/16  parse +\d+/16  Index +\d+/16")
         assert shown.end() == 0
-    # If workers take longer to start than to parse, "parse" waits for them and its inbox is full. On a busy machine, all
-    # 64 items may wait for the workers.
+    # If workers take longer to start than to parse, "parse" waits for them and its inbox is full. On a busy machine,
+    # all 64 items may wait for the workers.
     busy, starting = r"the \d+ worker processes are busy for", r"(its inbox is full )?for"
     waiting = r"max_in_flight= limits: its 64 places are taken for \d+% of the time"
     limits = rf'"parse" limits the pipeline: ({busy}|{starting}) \d+% of the time|{waiting}'
