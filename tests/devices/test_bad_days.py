@@ -1,4 +1,4 @@
-"""Bad days of device nodes: who gets which error, and that the rest goes on."""
+"""Failures of device nodes: which caller gets which error, and that other calls are not affected."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -28,7 +28,7 @@ def refuse(x: Any) -> Any:
 
 
 def refusing(x: jax.Array) -> jax.Array:
-    """Returns `x`, and fails while it is computed if that begins with a negative number."""
+    """Returns `x`; the computation fails if `x` begins with a negative number."""
     return jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="broadcast_all")
 
 
@@ -65,7 +65,7 @@ async def test_a_function_that_cannot_be_traced_names_the_node_and_the_remedy() 
     async def of(x: jax.Array) -> jax.Array:
         return branching(x)
 
-    for _ in range(2):  # what fails is not kept, and the next call is told as much
+    for _ in range(2):  # a failed compilation is not cached, and the next call gets the same note
         with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
             await engine.run(of(np.float32(1)))
         assert "depends on the value of the argument x" in str(caught.value)
@@ -83,7 +83,8 @@ async def test_a_side_effect_of_python_happens_with_the_trace_and_not_with_the_c
         seen.append(x)
         return x + 1
 
-    async with engine.deploy(ps.graph(counted)) as service:  # documented, not detected
+    # side effects in a traced function run once: documented, not detected
+    async with engine.deploy(ps.graph(counted)) as service:
         assert [float(await service(np.float32(n))) for n in range(3)] == [1, 2, 3]
     assert len(seen) == 1
 
@@ -205,7 +206,7 @@ async def test_x64_on_and_off() -> None:
 
 @pytest.mark.parametrize("what", ["alone", "batched", "function", "put", "warmup"])
 async def test_x64_of_the_thread_of_a_caller_is_refused(what: str) -> None:
-    """The thread of the device has not got it: results would be float32 without a word, or the call would fail."""
+    """The device thread does not see the caller's x64: results would silently be float32, or the call would fail."""
 
     def made(x: jax.Array) -> jax.Array:
         return x + jnp.arange(2.0)
@@ -232,7 +233,7 @@ async def test_x64_of_the_thread_of_a_caller_is_refused(what: str) -> None:
             ):
                 await call(value)
             await call(value)
-            with jax.enable_x64(False):  # as the process has it
+            with jax.enable_x64(False):  # the same value as in the process
                 await call(value)
         jax.config.update("jax_enable_x64", True)
         try:
@@ -404,7 +405,7 @@ async def test_a_reload_under_load_mixes_no_two_versions() -> None:
 
 @contextmanager
 def dying_once(monkeypatch: pytest.MonkeyPatch, where: Any, function: str) -> Iterator[None]:
-    """Has the thread of a device die at the next job, in a function of its own."""
+    """Makes the thread of a device die once, in the given function, at its next job."""
     original = getattr(where, function)
     left = [1]
 

@@ -1,4 +1,4 @@
-"""Oracle: whatever a function computes, a batch of its items gives what each of them gives alone."""
+"""Oracle: for any function, each item of a batch gets the result that it gets alone."""
 
 import asyncio
 from collections.abc import Callable
@@ -37,7 +37,7 @@ STRUCTURES: dict[str, Callable[[Any, Any], tuple[Any, ...]]] = {
 }
 
 
-# What random functions are made of: each takes two arrays of one shape and gives a third.
+# The building blocks of random functions: each takes two arrays of one shape and returns a third.
 STEPS: dict[str, Callable[[Any, Any], Any]] = {}
 
 
@@ -107,12 +107,12 @@ def taken(x: Any, y: Any) -> Any:
 
 @cache
 def compiled(name: str) -> Callable[[Any, Any], Any]:
-    """Returns a step that is compiled once for a shape and dtype, and not for each function that has it."""
+    """Returns a step that is compiled once for each shape and dtype, shared by all functions that contain it."""
     return jax.jit(lambda x, y: STEPS[name](x, y).astype(x.dtype))
 
 
 def compose(names: list[str]) -> Callable[..., Any]:
-    """Returns a function of any arguments that hold two arrays, and of numbers to add."""
+    """Returns a function of trees that hold two arrays, and then numbers to add."""
 
     def fn(*arguments: Any) -> Any:
         x, y, *more = jax.tree.leaves(arguments)
@@ -217,7 +217,7 @@ async def test_numbers_of_python_give_way_to_the_dtypes_of_arrays_as_without_a_b
         assert result.dtype == alone.dtype
         assert result.tolist() == np.asarray(alone).tolist()
     await engine.run(product(x, 3))
-    # 2 and 3 were warmed up for; a weak array of JAX is like a number of Python.
+    # The warm-up compiled for 2 and 3; a weakly typed JAX array has the type of a Python number.
     weak_and_strong = [(np.dtype(t), w) for t, w in [(int, True), (float, True), (bool, False)]]
     strong = [("int32", False), ("float32", False), ("int16", False)]
     assert node.compile_statistics().programs - programs == len(weak_and_strong) + len(strong) - 1
@@ -307,7 +307,7 @@ async def test_keys_of_two_implementations_and_arrays_of_keys_are_told_apart() -
     total = ps.graph(summed)
 
     given_keys = [jax.random.split(jax.random.key(seed), count) for seed, count in enumerate([5, 8, 3])]
-    other_kind = jax.random.split(jax.random.key(3, impl="rbg"), 8)  # JAX vmaps these to other values
+    other_kind = jax.random.split(jax.random.key(3, impl="rbg"), 8)  # jax.vmap gives other values for keys of this kind
     *found, other = await asyncio.gather(*[engine.run(total(keys)) for keys in (*given_keys, other_kind)])
     np.testing.assert_allclose(found, [summed(keys) for keys in given_keys], rtol=1e-6)
     assert 0 < other < 8

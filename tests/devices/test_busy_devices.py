@@ -1,4 +1,4 @@
-"""Devices under load: cancelled, expired, refused, closed; who is next, what does not fit, and what stays behind."""
+"""Devices under load: calls that are cancelled, expired, refused or closed; priorities, memory limits, and leaks."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ def row(value: float) -> Any:
 
 
 def refusing_negative(x: jax.Array) -> jax.Array:
-    """Returns `x`, and fails while it is computed if a number in it is negative."""
+    """Returns `x`; the computation fails if a number in `x` is negative."""
 
     def refuse(x: Any) -> Any:
         if (np.asarray(x) < 0).any():
@@ -68,7 +68,7 @@ async def test_a_thousand_callers_are_cancelled_at_once() -> None:
         gate.open()
         assert [float((await service(row(n)))[0]) for n in range(3)] == [0, 1, 2]
     computed = len(gate.values)
-    assert computed <= 5  # what had begun, and the three
+    assert computed <= 5  # the calls that had begun, and the last three
 
 
 async def test_what_has_not_started_is_skipped_and_closing_waits_for_what_runs() -> None:
@@ -151,7 +151,7 @@ async def test_a_flood_of_one_node_delays_another_by_a_window_at_most() -> None:
     one = ps.graph(quick)
 
     async with engine.Engine() as own:
-        await own.run(one(row(-2)))  # it is compiled now
+        await own.run(one(row(-2)))  # compiles the program
         calls = [asyncio.ensure_future(own.run(flooding(row(n)))) for n in range(300)]
         await gate.entered()
         calls.append(asyncio.ensure_future(own.run(one(row(-1)))))
@@ -224,7 +224,7 @@ async def test_more_than_max_queue_are_refused() -> None:
 
 
 async def test_a_full_queue_begins_what_is_due_before_it_refuses_a_call() -> None:
-    """Nothing runs, so a burst fills two batches for the device, the next one, and the queue."""
+    """The device is idle, so a burst fills two batches for the device, the next batch, and the queue."""
 
     @ps.device_node(device="cpu", batch=ps.Batch(2, max_queue=1), prefetch=2)
     def same(x: jax.Array) -> jax.Array:
@@ -237,7 +237,7 @@ async def test_a_full_queue_begins_what_is_due_before_it_refuses_a_call() -> Non
 
 
 async def test_a_full_queue_begins_only_what_makes_room() -> None:
-    """What is left over is a small batch, which would be due, too; later calls go with it."""
+    """The remaining calls are a small batch that is due, too; it waits, and later calls join it."""
     async with batches_of_8(max_queue=2) as (service, gate, device):
         with held(device):
             results = asyncio.gather(*[service(row(n)) for n in range(20)], return_exceptions=True)
@@ -276,13 +276,13 @@ async def test_a_batch_of_an_impure_function_is_not_run_again() -> None:
     async with engine.deploy(ps.graph(written)) as service:
         results = await asyncio.gather(*(service(row(n)) for n in range(8)), return_exceptions=True)
     assert all("never" in str(result) for result in results)
-    assert len({id(result) for result in results}) == 8  # each has its own, with its own notes
+    assert len({id(result) for result in results}) == 8  # each caller has an error of its own, with its own notes
     assert sizes == [8]
 
 
 @contextmanager
 def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> Iterator[list[int]]:
-    """Has programs for more rows than these not fit, at their dispatch or while they run; gives the sizes that ran."""
+    """Makes programs for more than `rows` rows run out of memory, at dispatch or later; gives the sizes of all calls."""
     original_wait = dispatch.wait_until_ready
     sizes: list[int] = []
 
@@ -326,7 +326,7 @@ def doubling(max_size: int) -> ps.Graph[[Any], Any]:
 
 
 async def busy(service: Any, times: int) -> None:
-    """More calls at once than any batch holds, so many times; each has its result."""
+    """Runs more calls at once than any batch holds, `times` times, and checks each result."""
     for _ in range(times):
         results = await asyncio.gather(*(service(row(n)) for n in range(64)))
         assert [float(result[0]) for result in results] == [2 * n for n in range(64)]
@@ -359,7 +359,7 @@ async def test_a_shortage_of_memory_that_lasts_costs_few_tries_and_no_result(
             await busy(service, 30)
     assert sizes.count(4) > 480
     assert set(sizes[first:]) == {4, 8}
-    assert 1 <= sizes[first:].count(8) <= 5  # after 16, 32, 64, 128 and 256 batches
+    assert 1 <= sizes[first:].count(8) <= 5  # larger batches are tried after 16, 32, 64, 128 and 256 batches
 
 
 async def test_an_item_that_fails_in_a_batch_that_did_not_fit_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +385,7 @@ async def test_a_batch_that_failed_is_tried_again_in_parts_that_fit() -> None:
 
     def call(args: Any) -> None:
         sizes.append(args[0].shape[0])
-        if len(sizes) > 1 and sizes[-1] > 2:  # there was room for the first one
+        if len(sizes) > 1 and sizes[-1] > 2:  # memory suffices for the first program only
             refuse_memory()
 
     async with engine.deploy(ps.graph(checked)) as service:
@@ -548,7 +548,7 @@ async def test_the_device_gets_batches_ahead_and_no_more_than_prefetch() -> None
 
 
 class Held:
-    """A job that keeps the thread of a device from the next one; it computes nothing."""
+    """A job that occupies the thread of a device until it is released; it computes nothing."""
 
     def __init__(self, *, ends_with: BaseException | None = None) -> None:
         self.entered, self.go_on = threading.Event(), threading.Event()
@@ -575,7 +575,7 @@ def held(device: Any) -> Iterator[None]:
 
 @asynccontextmanager
 async def batches_of_8(max_queue: int | None = None) -> AsyncIterator[tuple[engine.Service[[Any], Any], Gate, Any]]:
-    """A deployment of one node, whose program for one row is compiled, its gate, which is open, and the device."""
+    """Deploys one node whose program for one row is compiled; gives the service, its gate (open), and the device."""
     gate = Gate()
     gate.open()
     async with engine.deploy(gated(gate, batch=ps.Batch(8, max_queue=max_queue))) as service:
@@ -596,7 +596,7 @@ async def test_a_batch_that_has_not_begun_takes_what_comes() -> None:
             await testing.wait_quiescent()
         results = await asyncio.gather(*calls, return_exceptions=True)
     assert [None if isinstance(r, BaseException) else float(r[0]) for r in results] == [0, 1, 2, 3, None, 5, 6, 7, 8, 9]
-    assert sorted(map(len, gate.values)) == [2, 8]  # the second one has what had no place in the first
+    assert sorted(map(len, gate.values)) == [2, 8]  # the second batch has the calls that did not fit into the first
 
 
 async def test_calls_of_another_shape_or_while_the_device_holds_enough_wait_for_a_batch_of_their_own() -> None:
@@ -652,7 +652,7 @@ async def test_callers_who_leave_before_the_thread_begins_cost_the_device_nothin
 
 
 async def test_an_error_after_a_call_was_handed_over_ends_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a signal handler that raises there."""
+    """A signal handler, for example, may raise at that point."""
     submit = engine_device.BatchCallQueue.submit
 
     def raise_late(self: engine_device.BatchCallQueue, call: Any) -> None:
@@ -672,10 +672,10 @@ async def test_an_error_after_a_call_was_handed_over_ends_it_once(monkeypatch: p
 
 
 async def test_calls_of_one_turn_end_each_in_its_own_way() -> None:
-    """One cannot be stacked, and the caller of another leaves before the device has looked at them."""
+    """One value cannot be stacked, and another call's caller leaves before the device has looked at the calls."""
     async with batches_of_8() as (service, gate, _):
         calls = [asyncio.ensure_future(service(value)) for value in (row(1), object(), row(2), row(3))]
-        await asyncio.sleep(0)  # each has been made
+        await asyncio.sleep(0)  # each call has been made
         calls[2].cancel()
         first, refused, left, last = await asyncio.gather(*calls, return_exceptions=True)
         assert (float(first[0]), float(last[0])) == (1, 3)
@@ -686,7 +686,7 @@ async def test_calls_of_one_turn_end_each_in_its_own_way() -> None:
 
 
 async def test_a_caller_who_leaves_takes_its_failure_along() -> None:
-    """A batch that waits has one item that would fail it."""
+    """A waiting batch has one item that would fail it; the caller of that item leaves."""
 
     @ps.device_node(device="cpu", batch=ps.Batch(8))
     def refusing(x: jax.Array) -> jax.Array:
@@ -707,7 +707,7 @@ async def test_a_caller_who_leaves_takes_its_failure_along() -> None:
 
 
 async def test_a_caller_who_leaves_while_failures_are_searched_is_left_out_of_what_is_run() -> None:
-    """Of eight items two fail; one of these, and one that does not, leave while the others are told apart."""
+    """Two of eight items fail. A caller of a failing item and a caller of a good item leave during the search."""
     gate = Gate()
     gate.open()
 
@@ -721,7 +721,7 @@ async def test_a_caller_who_leaves_while_failures_are_searched_is_left_out_of_wh
         with held(device):
             calls = [asyncio.ensure_future(service(row(n))) for n in (0, 1, 2, -3, 4, -5, 6, 7)]
             await testing.wait_quiescent()
-        calls[6].cancel()  # after the thread has begun, or before: either is fine
+        calls[6].cancel()  # the thread may have begun or not: both are fine
         calls[5].cancel()
         found = await asyncio.gather(*calls, return_exceptions=True)
         assert [float((await service(row(8)))[0])] == [8]
@@ -827,7 +827,7 @@ async def test_what_the_device_holds_ahead_is_bounded_in_bytes() -> None:
         await gate.entered()
         (device,) = _devices()
         device._window_bytes = 20
-        calls += [asyncio.ensure_future(service(row(n))) for n in range(1, 9)]  # of 8 bytes each
+        calls += [asyncio.ensure_future(service(row(n))) for n in range(1, 9)]  # 8 bytes each
         for _ in range(10):
             await asyncio.sleep(0)
         assert (device.running, device._held_bytes) == (3, 24)
@@ -853,17 +853,17 @@ async def test_live_bytes_stay_flat_and_idle_threads_hold_no_item(effort: int) -
     async with engine.deploy(of, max_in_flight=64) as service:
         await asyncio.gather(*(service(row(n)) for n in range(64)))
         gc.collect()
-        gc.disable()  # what only the collector frees would pile up between its runs
+        gc.disable()  # garbage that only the collector frees would pile up between its runs
         try:
             before = _live_bytes()
-            items = 320 if effort == 1 else 10_000  # ten thousand take eight seconds
+            items = 320 if effort == 1 else 10_000  # ten thousand items take eight seconds
             for _ in range(items // 64 + 1):
                 for result in await asyncio.gather(*(service(row(n)) for n in range(64))):
                     del result
             last = await service(row(1))
             watched = weakref.ref(last.base if last.base is not None else last)
             del last
-            async with asyncio.timeout(20):  # the threads of the device let go of the last ones in their own time
+            async with asyncio.timeout(20):  # the threads of the device drop their last references a little later
                 while watched() is not None or _live_bytes() - before > 16 * 64:
                     await asyncio.sleep(0.001)
         finally:
@@ -871,7 +871,7 @@ async def test_live_bytes_stay_flat_and_idle_threads_hold_no_item(effort: int) -
 
 
 async def test_a_failure_on_a_device_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    # JAX logs what a callback raises, and pytest keeps that, with all that its traceback refers to.
+    # JAX logs the error of a callback, and pytest keeps the log record with all objects that the traceback refers to.
     monkeypatch.setattr(logging.getLogger("jax._src.callback"), "disabled", True)
 
     def fail(x: Any) -> Any:
@@ -973,7 +973,7 @@ def chain(**options: Any) -> tuple[Any, Any, Any]:
 
 @pytest.fixture
 def donated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]]:
-    """What was compiled: names, and positions of the arguments that are donated."""
+    """Records each compilation: its name, and the positions of its donated arguments."""
     from penstock.devices import compiling
 
     found: list[tuple[str, tuple[int, ...]]] = []

@@ -1,4 +1,4 @@
-"""Calls whose first step is on a device: no task waits for it, and they end like all others."""
+"""Calls whose first step is on a device need no task to wait for it, and end like all other calls."""
 
 import asyncio
 import weakref
@@ -33,13 +33,13 @@ of_doubled = ps.graph(doubled)
 
 
 async def warm(service: engine.Service, graph: Any) -> None:
-    """The first call of all opens the device, which takes a task."""
+    """Makes the first call, which opens the device; opening takes a task."""
     await service.run(graph(row(0)))
 
 
 @asynccontextmanager
 async def standing_still(**options: Any) -> AsyncIterator[tuple[Gate, Any, engine.Service]]:
-    """A deployment of a node that stands still at a gate, after its first call, which has opened the device."""
+    """Deploys a node that waits at a closed gate; a first call has opened the device."""
     gate = Gate()
     gate.open()
     of = gated(gate, **options)
@@ -56,7 +56,7 @@ async def to_rows(count: int) -> AsyncIterator[Any]:
 
 
 def in_flight(service: Any) -> int:
-    """How many places are held on the device."""
+    """Returns how many places are held on the device."""
     return sum(actor.in_flight for actor in service.statistics().actors if "pass_through" in actor.node)
 
 
@@ -101,8 +101,8 @@ async def test_values_of_a_stream_on_the_device_have_no_tasks_and_hold_their_pla
             assert in_flight(service) == 12
             assert sum("penstock-worker" in task.get_name() for task in asyncio.all_tasks()) < 6
             first.cancel()
-        assert 0 < in_flight(service) <= 12  # of values that were handed to the device
-        gate.open()  # the device gets to the next stream when it is done with the last one
+        assert 0 < in_flight(service) <= 12  # values that were handed to the device
+        gate.open()  # the device begins the next stream after the values of the last one
         assert [float(value[0]) async for value in service.stream(stage(30))] == list(range(30))
         assert in_flight(service) == 0
 
@@ -202,19 +202,19 @@ async def test_a_stream_as_the_result_follows_a_step_on_a_device() -> None:
 async def test_a_caller_that_is_cancelled_leaves_at_once_and_the_place_is_held_until_the_device_is_done() -> None:
     async with standing_still() as (gate, _of, service):
         running, waiting = (asyncio.ensure_future(service(row(n))) for n in range(1, 3))
-        await gate.entered(2)  # the first one is that of the warm-up
+        await gate.entered(2)  # the first computation is the warm-up
         for call in (running, waiting):
             call.cancel()
         await asyncio.wait([running, waiting])
         assert running.cancelled()
         assert waiting.cancelled()
-        assert node_of(service).in_flight == 2  # both were handed to the device
+        assert node_of(service).in_flight == 2  # both calls were handed to the device
         gate.open()
         assert float((await service(row(3)))[0]) == 3
         await testing.wait_quiescent()
         assert node_of(service).in_flight == 0
         assert service.statistics().cancelled == 2
-    assert [values[0] for values in gate.values] == [0, 1, 3]  # the second of the two was skipped
+    assert [values[0] for values in gate.values] == [0, 1, 3]  # the second of the two calls was skipped
 
 
 async def test_what_still_waits_for_the_device_leaves_with_its_caller_or_at_its_deadline() -> None:
@@ -397,7 +397,7 @@ async def test_a_call_that_waits_before_a_full_inbox_keeps_its_place_on_the_devi
 
 
 async def test_the_bytes_of_a_call_that_fails_before_its_batch_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the device holds ahead is bounded: 40 of these would fill it for good."""
+    """The bytes that a device holds ahead are bounded: 40 leaked items would block the device for ever."""
     bad: list[Any] = []
 
     def on_host(item: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One compilation for all who wait, a bound, a thread that goes with its last user."""
+"""The compile cache: one compilation for all that wait, a bounded size, and a thread that ends with its last user."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ def loaded_programs(name: str) -> int:
 
 
 class Held:
-    """A function that waits while it is traced, so that a test knows that a compilation is under way."""
+    """A function that waits while it is traced: a test then knows that a compilation is running."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.traces = 0
@@ -61,7 +61,7 @@ def test_concurrent_first_callers_share_one_compilation() -> None:
             cache.compile(node, (X,), done.put)
         held.go_on.set()
         executables = [done.get(timeout=50) for _ in range(10)]
-        cache.compile(node, (X,), done.put)  # compiled meanwhile: told at once
+        cache.compile(node, (X,), done.put)  # the program exists by now, so `done` is called at once
         executables.append(done.get_nowait())
     assert len(set(executables)) == 1
     assert held.traces == 1
@@ -83,14 +83,14 @@ def test_what_nobody_wants_any_more_is_not_compiled() -> None:
         for node, queue in zip(nodes, done, strict=True):
             for _ in range(2):
                 cache.compile(node, (X,), queue.put, is_wanted=lambda: wanted)
-        cache.compile(nodes[1], (X,), done[1].put)  # one who wants it is enough
+        cache.compile(nodes[1], (X,), done[1].put)  # one interested caller is enough to compile
         wanted = False
         for one in (held, *others):
             one.go_on.set()
         dropped = [done[0].get(timeout=50) for _ in range(2)]
         kept = [done[1].get(timeout=50) for _ in range(3)]
         assert isinstance(first.get(timeout=50), Executable)
-        assert compiled(cache, nodes[0], X) is not None  # the next one who wants it gets it
+        assert compiled(cache, nodes[0], X) is not None  # the next interested caller gets it
     assert [type(error) for error in dropped] == [DeviceError] * 2
     assert all(isinstance(one, Executable) for one in kept)
     assert [other.traces for other in others] == [1, 1]
@@ -143,7 +143,7 @@ def test_the_least_recently_used_program_goes_without_a_trace() -> None:
             compiled(cache, node, np.ones(size, np.float32))
         assert cache.find(node, (np.ones(1, np.float32),))
         assert cache.find(other, (X,)) is first()
-        compiled(cache, node, np.ones(3, np.float32))  # the one of size 2 was not used for longest
+        compiled(cache, node, np.ones(3, np.float32))  # evicts the program for size 2, the least recently used
         assert cache.find(node, (np.ones(2, np.float32),)) is None
         assert node.log.statistics().evictions == 1
         for size in (4, 5, 6):
@@ -220,10 +220,11 @@ async def test_the_last_lease_waits_off_the_loop_and_fails_who_waits() -> None:
     closing.cancel()
     for _ in range(5):
         await asyncio.sleep(0)
-    assert not closing.done()  # also when cancelled: what it closes is closed when it has ended
+    assert not closing.done()  # even a cancelled close() waits for the compilation before it closes the thread
     cache.thread.acquire()
     compiled_meanwhile = SimpleQueue[Any]()
-    cache.compile(program(lambda x: x), (X,), compiled_meanwhile.put)  # a new life, beside the one that ends
+    # the thread starts again, while the compilation before still runs
+    cache.compile(program(lambda x: x), (X,), compiled_meanwhile.put)
     held.go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await closing

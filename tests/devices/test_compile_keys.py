@@ -1,4 +1,4 @@
-"""What makes another program, and what does not: as in `jax.jit`."""
+"""Which changes need another program, and which do not; the same as in `jax.jit`."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +15,7 @@ from tests.devices.compiled import called, compiled, leased, mesh_placement, pro
 
 
 def setting(name: str, value: object) -> Callable[[], AbstractContextManager[Any]]:
-    """Returns what changes an option everywhere, until it is left."""
+    """Returns a context manager that changes an option for the whole process."""
 
     class Changed:
         def __enter__(self) -> None:
@@ -86,7 +86,7 @@ def test_the_configuration_of_the_caller_reaches_the_thread_that_compiles(
 
 @pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nobody has asked for a configuration yet; what is set is taken back."""
+    """Clears the cached configuration; resets the x64 option afterwards."""
     monkeypatch.setattr(programs, "_known", {})
     yield
     jax.config.update("jax_enable_x64", False)
@@ -99,7 +99,7 @@ def test_a_configuration_that_changes_while_it_is_read_is_read_again(monkeypatch
 
     def state() -> Hashable:
         read = original()
-        for value in changes:  # as by another thread, once
+        for value in changes:  # changes the option once, as another thread could
             jax.config.update("jax_enable_x64", value)
         return read
 
@@ -127,7 +127,7 @@ def test_dtypes_are_those_of_a_configuration_whatever_has_been_set_meanwhile(arg
 @pytest.mark.usefixtures("nothing_known")
 def test_what_is_set_while_a_program_is_compiled_is_none_of_its_business() -> None:
     def fn(x: jax.Array) -> jax.Array:
-        jax.config.update("jax_enable_x64", True)  # as by another thread
+        jax.config.update("jax_enable_x64", True)  # as another thread could
         return x + np.arange(3.0)
 
     x = np.ones(3)
@@ -180,7 +180,7 @@ def test_what_jit_takes_is_taken_with_the_same_result(make: Callable[[], Any], x
         assert cache.find(node, (make(),)) is not None
         assert jax.tree.structure(result) == jax.tree.structure(expected)
         for got, wanted in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
-            assert str(jax.typeof(got)) == str(jax.typeof(wanted))  # with its weak type
+            assert str(jax.typeof(got)) == str(jax.typeof(wanted))  # includes the weak type
             if not jnp.issubdtype(got.dtype, jax.dtypes.prng_key):
                 np.testing.assert_array_equal(got, wanted)
 
@@ -252,7 +252,7 @@ def test_arrays_that_lie_elsewhere_are_moved_and_counted() -> None:
 def test_a_mesh_program_splits_its_arguments_as_its_specs_say(axis_type: Any) -> None:
     spec = jax.P("data", None)
     placement = mesh_placement((4, 2), ("data", "model"), axis_types=(axis_type, axis_type))
-    # Both take a spec without its mesh: that of the placement holds while tracing.
+    # Both functions take a spec without a mesh: tracing uses the mesh of the placement.
     constrain = jax.lax.with_sharding_constraint if axis_type is jax.sharding.AxisType.Auto else jax.reshard
     node = program(
         lambda x, w: constrain(x, spec) @ w, "x", "w", placement=placement, in_specs=(spec, None), out_specs=spec
@@ -265,7 +265,7 @@ def test_a_mesh_program_splits_its_arguments_as_its_specs_say(axis_type: Any) ->
         assert node.log.statistics().transfers == 0
         again = called(cache, node, result, jnp.asarray(w))
         np.testing.assert_allclose(again, x @ w @ w)
-    assert node.log.statistics().transfers == 1  # w; the result lies as its spec says
+    assert node.log.statistics().transfers == 1  # only `w` moves; the result already has the sharding of its spec
     assert placement.name == "mesh(data=4, model=2)"
 
 

@@ -1,4 +1,4 @@
-"""Functions of `devices.actor`: in which Engine they run, and what waits for the device."""
+"""Functions of `devices.actor`: which Engine runs them, and how callers wait for the device."""
 
 import asyncio
 import gc
@@ -75,7 +75,7 @@ async def test_a_function_runs_in_the_engine_that_runs_its_node(node: Any, insid
     async with engine.Engine() as own:
         assert await own.run(ps.graph(run_in_another)(5) if inside else of(5)) == -5
         assert len(_open_pools()) == (0 if inside else 1)
-    assert not _open_pools()  # that of the default Engine would be
+    assert not _open_pools()  # a pool of the default Engine would still be open
 
 
 async def test_a_task_that_outlives_the_engine_gets_an_error() -> None:
@@ -115,7 +115,7 @@ async def test_functions_and_nodes_of_an_engine_take_turns() -> None:
 
     async with engine.Engine() as own:
         gate.let_one_pass()
-        await own.run(one(np.full(1, -2, np.float32)))  # it is compiled now
+        await own.run(one(np.full(1, -2, np.float32)))  # compiles the function
         await gate.entered()
         calls = [asyncio.ensure_future(own.run(flood(np.full(1, n, np.float32)))) for n in range(60)]
         await gate.entered()
@@ -124,7 +124,8 @@ async def test_functions_and_nodes_of_an_engine_take_turns() -> None:
         calls.append(asyncio.ensure_future(own.run(one(np.full(1, -1, np.float32)))))
         for _ in range(20):
             await asyncio.sleep(0)
-        assert device.running == 17  # the flood has what one node may have ahead, and the function is there, too
+        # 16 calls of the flood, which is the limit of one node, and the call of the function
+        assert device.running == 17
         gate.open()
         await asyncio.gather(*calls)
 
@@ -139,7 +140,7 @@ async def test_actors_on_one_device_take_turns(donated: tuple[int, ...]) -> None
     await asyncio.sleep(0)
     gate.open()
     await asyncio.gather(*calls)
-    # What the device held already comes before them, and then they take turns.
+    # Calls that the device already held run first; after them, the flood and the function take turns.
     assert max(gate.values.index([-number]) for number in (1, 2)) <= 20
     assert [one for one in gate.values if one[0] >= 0] == [[number] for number in range(60)]
 
@@ -147,7 +148,7 @@ async def test_actors_on_one_device_take_turns(donated: tuple[int, ...]) -> None
 async def test_what_functions_take_from_the_host_is_bounded_in_bytes() -> None:
     gate = Gate()
     device = devices.actor("cpu")
-    state = jnp.zeros(1024)  # on the device already
+    state = jnp.zeros(1024)  # already on the device
 
     def step(state: Any, x: dict[str, Any]) -> Any:
         return gate.pass_through(x["x"]) + state[0]
@@ -159,7 +160,7 @@ async def test_what_functions_take_from_the_host_is_bounded_in_bytes() -> None:
     await gate.entered()
     (opened,) = _open_pools()[0]._devices.values()
     opened._window_bytes = 20
-    calls += [call(number) for number in range(1, 9)]  # of 8 bytes each
+    calls += [call(number) for number in range(1, 9)]  # 8 bytes each
     for _ in range(10):
         await asyncio.sleep(0)
     assert (opened.running, opened._held_bytes) == (3, 24)
@@ -169,7 +170,7 @@ async def test_what_functions_take_from_the_host_is_bounded_in_bytes() -> None:
 
 
 def many_products(x: Any) -> Any:
-    """Take a while; JAX on a CPU goes on meanwhile, as it does for no callback."""
+    """Take a while, without a callback: JAX on a CPU dispatches this asynchronously."""
     return jax.lax.fori_loop(0, 40, lambda _, y: y @ x, x)
 
 
@@ -208,7 +209,8 @@ async def test_an_error_that_is_read_is_that_of_the_step() -> None:
 
     device, given = devices.actor("cpu"), np.eye(512, dtype=np.float32)
     failing = device.bind(fails, ready=False)
-    await failing.warmup((jax.ShapeDtypeStruct(given.shape, given.dtype),))  # or the products end while it is compiled
+    # otherwise the products would end while the function is compiled
+    await failing.warmup((jax.ShapeDtypeStruct(given.shape, given.dtype),))
     slow = await device.run(many_products, given, ready=False)
     bad = await failing(slow)
     with pytest.raises(Exception, match="boom"):
@@ -251,7 +253,7 @@ def _open_pools() -> list[DevicePool]:
 
 @jax.tree_util.register_pytree_node_class
 class Flattened:
-    """A part of a tree, which notes the threads that look into it."""
+    """A pytree node that notes the threads that flatten it."""
 
     threads: ClassVar[set[int]] = set()
 
@@ -283,7 +285,7 @@ async def test_weights_are_put_on_a_mesh_off_the_loop_and_are_not_moved_again() 
     host["w"][:] = 0
     assert np.asarray(placed["w"]).sum() == 32
     times = actor.bind(lambda tree: tree["w"] * tree["scale"])
-    jax.config.update("jax_transfer_guard", "disallow_explicit")  # also in the thread of the device
+    jax.config.update("jax_transfer_guard", "disallow_explicit")  # applies in the thread of the device, too
     try:
         result = await times(placed)
     finally:
@@ -432,7 +434,7 @@ async def test_a_result_that_comes_in_the_turn_in_which_its_caller_is_cancelled_
 
 def test_an_error_names_its_computation_while_that_is_noted_as_over(monkeypatch: pytest.MonkeyPatch) -> None:
     class Watched(dict[Origin, Any]):
-        """Results of which none may be taken out while another thread may ask for it."""
+        """A dictionary that notes removals: no result may go while another thread may ask for it."""
 
         def pop(self, *args: Any) -> Any:
             removed.append(args[0])
@@ -460,7 +462,7 @@ async def test_what_is_handed_on_and_donated_without_another_result_is_computed_
         wanted = plain(wanted)
     np.testing.assert_allclose(np.asarray(x), np.asarray(wanted), rtol=1e-5)
     del x
-    async with asyncio.timeout(20):  # the thread of the device notes it in its own time
+    async with asyncio.timeout(20):  # the thread of the device removes the result a little later
         while ORIGINS._results:
             await asyncio.sleep(0.001)
 
@@ -468,7 +470,7 @@ async def test_what_is_handed_on_and_donated_without_another_result_is_computed_
 async def test_a_function_that_was_called_often_takes_nothing_for_what_it_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After calls that were alike, JAX's C++ code alone compares the next one with them."""
+    """After many calls of the same types, only JAX's C++ code compares the next call with them."""
 
     def double(x: Any, y: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf * 2 + y, x)
@@ -488,7 +490,7 @@ async def test_a_function_that_was_called_often_takes_nothing_for_what_it_is_not
         (usual[0], 2),
         (usual[0], 2.0),
         (usual[0], True),
-        (jnp.broadcast_to(jnp.asarray(1.0), 3), usual[1]),  # of a weak type
+        (jnp.broadcast_to(jnp.asarray(1.0), 3), usual[1]),  # a weak type
         ([usual[0]], usual[1]),
         ({"a": usual[0]}, usual[1]),
         (jax.device_put(usual[0], jax.devices("cpu")[1]), usual[1]),
@@ -528,7 +530,7 @@ async def test_options_that_are_refused(options: dict[str, Any], message: str) -
 
 @pytest.mark.parametrize("donate", [(), (0,)])
 async def test_a_class_that_jax_refuses_is_refused_after_many_calls_as_well(donate: tuple[int, ...]) -> None:
-    """JAX's C++ code takes an array of a derived class for one of NumPy's, and drops what it masks."""
+    """JAX's C++ code would treat a masked array as a plain NumPy array, and drop its mask."""
     bound = devices.actor("cpu").bind(jnp.negative, donate_argnums=donate)
     for _ in range(8):
         assert float((await bound(np.ones(3, np.float32)))[0]) == -1
@@ -567,7 +569,7 @@ async def test_a_change_of_configuration_counts_after_many_calls_as_well(name: s
                 await bound(np.zeros(2))
     finally:
         jax.config.update(name, before)
-    so_far = len(traced)  # JAX looks for a NaN by another trace
+    so_far = len(traced)  # JAX traces the function once more to find the NaN
     assert (await bound(np.ones(2))).dtype == np.float32
     assert len(traced) == so_far
 

@@ -1,4 +1,4 @@
-"""The threads of a device: what is in flight, who waits for it, and in which order it ends."""
+"""The threads of a device: how many jobs are in flight, which thread waits for a job, and in which order jobs end."""
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 20
 
 
 class Result:
-    """Stands for an array that is being computed."""
+    """Stands for an array that is still being computed."""
 
     def __init__(self, *, ready: bool) -> None:
         self.is_over = ready
@@ -33,7 +33,7 @@ class Result:
 
 
 class Donated(Result):
-    """Stands for one whose memory a later computation has taken over."""
+    """Stands for an array whose memory a later computation has taken over."""
 
     def is_ready(self) -> bool:
         raise RuntimeError("Array has been deleted with shape=float32[2].")
@@ -43,7 +43,7 @@ class Donated(Result):
 
 
 class FakeJob:
-    """A job whose computation ends when a test says so; it notes what the thread does with it."""
+    """A job whose computation ends when a test says so; it notes the calls that the thread makes on it."""
 
     def __init__(self, number: int, events: "SimpleQueue[tuple[str, int]]", *, inline: bool = False) -> None:
         self.number = number
@@ -93,11 +93,11 @@ class FakeJob:
 
 
 class Device:
-    """A dispatch thread, and what its jobs say. Nothing takes time there, unless a test has it pass."""
+    """A dispatch thread and the events of its jobs. No time passes here, unless a test lets it pass."""
 
     def __init__(self) -> None:
         self.now_seconds = 0.0
-        self.thread: Any = DispatchThread("test", lambda: None)  # it gets jobs of tests
+        self.thread: Any = DispatchThread("test", lambda: None)  # it runs only fake jobs
         self.events: SimpleQueue[tuple[str, int]] = SimpleQueue()
         self.jobs: list[FakeJob] = []
 
@@ -106,7 +106,7 @@ class Device:
         return self.jobs[-1]
 
     def submit(self, number: int = 1) -> list[FakeJob]:
-        """Submit some jobs, which the thread sees together."""
+        """Submit some jobs at once, so that the thread sees them together."""
         jobs = [self.job() for _ in range(number)]
         jobs[0].enqueue.clear()
         for job in jobs:
@@ -115,14 +115,14 @@ class Device:
         return jobs
 
     def until(self, *event: object) -> list[tuple[str, int]]:
-        """Return what happens until an event, which comes last."""
+        """Wait for an event; return all events up to and including it."""
         seen = [self.events.get(timeout=TIMEOUT_SECONDS)]
         while seen[-1] != event:
             seen.append(self.events.get(timeout=TIMEOUT_SECONDS))
         return seen
 
     def run_short_ones(self) -> None:
-        """Have the thread know that computations are short here."""
+        """Run many short jobs, so that the thread learns that computations are short."""
         for job in self.submit(100):
             job.finish.set()
         self.until("ready", len(self.jobs))
@@ -135,7 +135,7 @@ def running() -> Generator[Device]:
         try:
             yield device
         finally:
-            for job in device.jobs:  # of a test that fails
+            for job in device.jobs:  # a failed test leaves jobs unfinished
                 job.enqueue.set()
                 job.finish.set()
             device.thread.end()
@@ -150,7 +150,7 @@ def device() -> Iterator[Device]:
 
 def test_of_long_computations_few_are_in_flight(device: Device) -> None:
     device.submit(3 * MIN_DEPTH)
-    # Its queue is not empty, so when it waits for one, it has as many in flight as it may.
+    # The queue is not empty, so the thread waits for a job only when as many as allowed are in flight.
     before = device.until("waited for", 1)
     assert [number for what, number in before if what == "dispatched"] == [*range(1, MIN_DEPTH + 1)]
 
@@ -187,7 +187,7 @@ def test_the_second_thread_waits_for_long_computations_and_the_first_for_short_o
         job.finish.set()
     device.until("ready", several[1].number)
     assert long.waited_for_by == "penstock-device-test-wait"
-    # The last one is all that is left, so the first thread has nothing to lose but the next job.
+    # The second thread waits for the last job, so that the first thread is free for the next job.
     assert [job.waited_for_by for job in several] == ["penstock-device-test", "penstock-device-test-wait"]
 
 
@@ -210,7 +210,7 @@ def test_a_job_that_comes_late_is_enqueued_while_the_present_one_is_computed(dev
         first.finish.set()
         second.finish.set()
         device.until("ready", second.number)
-        device.run_short_ones()  # and also where the thread would wait itself for one of several
+        device.run_short_ones()  # the same must hold where the first thread itself would wait for one of several jobs
 
 
 def test_what_runs_inline_ends_before_the_next_is_begun(device: Device) -> None:
@@ -225,7 +225,7 @@ def test_what_runs_inline_is_not_handed_to_the_second_thread_after_it_has_been_n
     device.until("waited for", first.number)
     first.finish.set()
     device.until("ready", first.number)
-    while device.thread._returned.empty():  # the second thread has still to say that it is done
+    while device.thread._returned.empty():  # until the second thread reports that it is done
         threading.Event().wait(0.001)
     threads: list[str] = []
     for _ in range(3):
@@ -237,7 +237,7 @@ def test_what_runs_inline_is_not_handed_to_the_second_thread_after_it_has_been_n
 
 
 def test_a_thread_that_always_comes_late_learns_that_more_may_be_in_flight(device: Device) -> None:
-    """A busy event loop lets it look once in a while, and whatever was in flight has ended by then."""
+    """A busy event loop lets the thread look rarely, and by then all jobs in flight have ended."""
     for _ in range(40):
         jobs = [device.job() for _ in range(MIN_DEPTH)]
         jobs[-1].enqueue.clear()
@@ -269,7 +269,7 @@ def test_a_result_whose_memory_was_donated_meanwhile_is_no_failure(device: Devic
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(0, 8)), min_size=1, max_size=12))
 @settings(deadline=None)
 def test_results_come_in_the_order_of_the_jobs(bursts: list[tuple[int, bool, int]]) -> None:
-    """Bursts of jobs that run inline or not; before each next one, some more of the computations are let end."""
+    """Bursts of jobs, inline or not; before each burst, some of the earlier computations end."""
     with running() as device:
         waiting: list[FakeJob] = []
         for size, is_inline, ends in bursts:
@@ -306,7 +306,7 @@ def test_a_thread_that_dies_takes_no_other_job_with_it(device: Device, number: i
     assert isinstance(jobs[0].error, ps.ActorRestarted)
     assert isinstance(jobs[0].error.__cause__, SystemExit)
     assert device.thread.restarts == 1
-    # Those that were in flight with it fail, too: nothing that was done there since is known to be as it should.
+    # Jobs that were in flight fail, too: after the error, nothing is known about their results.
     assert [isinstance(job.error, ps.ActorRestarted) for job in jobs] == [job.number <= MIN_DEPTH for job in jobs]
 
 
@@ -328,12 +328,12 @@ def test_nobody_waits_for_what_was_handed_on_while_more_of_it_comes(device: Devi
     for step in steps:
         step.returns_pending = True
         step.finish.set()
-    with patch.object(dispatch, "LEAD_SECONDS", TIMEOUT_SECONDS):  # how soon more has to come
+    with patch.object(dispatch, "LEAD_SECONDS", TIMEOUT_SECONDS):  # the lead that computations must have
         for number, step in enumerate(steps):
             device.thread.submit(step)
             device.until("handed on", step.number)
             if not number:
-                device.until("ready", step.number)  # the first one tells how long one takes
+                device.until("ready", step.number)  # the first step shows how long a step takes
             step.result.is_over = True
         last = device.job()
         device.thread.submit(last)
@@ -360,7 +360,7 @@ async def test_the_threads_of_a_device_have_ended_when_their_engine_has(monkeypa
 
     def end_late(self: DispatchThread) -> None:
         work(self)
-        threading.Event().wait(0.1)  # after it has said that all is done
+        threading.Event().wait(0.1)  # this comes after the thread has reported its end
 
     monkeypatch.setattr(DispatchThread, "_wait_for_lent", end_late)
     node = ps.device_node(device="cpu:3", name="same")(lambda x: x)

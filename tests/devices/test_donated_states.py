@@ -1,4 +1,4 @@
-"""The state of a loop whose step says `donate=True`: the next one is written over it, and nothing else notices."""
+"""The state of a loop whose step says `donate=True`: the next state overwrites it, and no other reader is affected."""
 
 import asyncio
 import dataclasses
@@ -46,7 +46,7 @@ def size(total: Any) -> Any:
 
 
 def seen_by(seen: list[Any]) -> Any:
-    """A node on the event loop that notes the state, so that a test can ask whether it is gone."""
+    """Returns a node on the event loop that notes the state, so that a test can ask whether the state was deleted."""
 
     @ps.node(effectful="unordered")
     async def look(total: Any) -> float:
@@ -84,7 +84,7 @@ def is_gone(state: Any) -> bool:
 
 
 def noted(graph: Any) -> str:
-    """What the plan says of donation."""
+    """Returns the lines of the plan about donation."""
     lines = str(engine.plan(graph)).splitlines()
     first = next((index for index, line in enumerate(lines) if line.startswith("  donation")), None)
     return "" if first is None else "\n".join(lines[first : first + 2])
@@ -207,7 +207,7 @@ async def test_an_event_of_another_array_does_not_keep_the_state() -> None:
 async def test_all_other_readers_have_read_before_the_state_goes() -> None:
     @ps.node(effectful="unordered")
     async def slow(total: Any) -> None:
-        for _ in range(2000):  # far more turns of the loop than the device needs
+        for _ in range(2000):  # far more turns of the event loop than the device needs
             await asyncio.sleep(0)
         read.append(float(total.sum()))
 
@@ -483,7 +483,7 @@ async def test_what_donates_in_a_loop_is_compiled_before_the_first_call() -> Non
     assert (before, step.compile_statistics().programs) == (1, 1)
 
 
-# Random bodies, with the same body whose nodes do not donate as the oracle.
+# Random bodies; the oracle is the same body with nodes that do not donate.
 
 
 def random_body(seed: int, *, donate: bool) -> Any:
@@ -511,7 +511,8 @@ def random_body(seed: int, *, donate: bool) -> Any:
     return body
 
 
-@pytest.mark.filterwarnings("ignore:Some donated buffers")  # those that a node makes of others, and nothing else reads
+# buffers that a node makes from others, and that no other step reads
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
 @pytest.mark.parametrize("kind", LOOPS)
 async def test_random_loops_give_the_same_bits(kind: str, effort: int) -> None:
     overwriting = 0

@@ -1,4 +1,4 @@
-"""State that is donated to a device and replaced by what comes back, while callers are cancelled."""
+"""State that is donated to a device and replaced by the result, while callers are cancelled."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ LENGTH = 512
 
 
 class Device:
-    """Steps of a state that remembers them, as does the device: what it has begun, and what the state has seen."""
+    """Runs steps on a state. It notes the steps that have begun; the state notes the steps that it has seen."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
@@ -37,7 +37,7 @@ class Device:
         return await self._actor.run(self._step, state, np.int32(number), donate_argnums=(0,), ready=ready)
 
     async def look(self, state: Any) -> list[int]:
-        """Reads the state; raises if it was donated and is gone."""
+        """Reads the state; raises if the state was donated and deleted."""
         return self.seen(await self._actor.run(_same, state))
 
     def _step(self, state: Any, number: jax.Array) -> Any:
@@ -64,7 +64,7 @@ async def turns(count: int) -> None:
 
 
 def recorder(device: Device, *, ready: bool) -> Any:
-    """A stateful node that donates its state to each step; for a negative number, it gives what the state has seen."""
+    """A stateful node that donates its state to each step. For a negative number, it returns the steps seen."""
 
     @ps.node
     class Recorder:
@@ -86,7 +86,7 @@ def recorder(device: Device, *, ready: bool) -> Any:
 
 
 def recording_loop(device: Device, *, ready: bool) -> Any:
-    """The same as an actor that owns its loop, and gives up a step when its caller has left."""
+    """The same node as an actor with its own loop, which gives up a step when the caller has left."""
 
     @ps.node
     class Recorder(ps.Actor[int, list[int]]):
@@ -147,7 +147,7 @@ async def test_the_state_is_always_usable_and_has_seen_every_step_that_has_begun
 
 
 class Held:
-    """A call that donates and stands still on the device."""
+    """A donating call that waits on the device until the gate opens."""
 
     def __init__(self) -> None:
         self.gate = Gate()
@@ -168,7 +168,7 @@ class Held:
         return self.result is not None and np.asarray(self.result).tolist() == [1] * 4
 
     async def cancel_and_open(self, cancel: Callable[[], object]) -> None:
-        """Cancels once the device has begun, and then lets it go on."""
+        """Cancels after the device has begun, and then opens the gate."""
         await self.gate.entered()
         cancel()
         await turns(10)
@@ -213,7 +213,7 @@ async def test_a_call_that_would_hold_up_a_cancellation_again_does_not_begin(
 
     def submit_and_begin(self: CallQueue, call: Any) -> None:
         submit(self, call)
-        while held.result is not None and not call._turn.locked():  # so that only the result could come
+        while held.result is not None and not call._turn.locked():  # from here on, the call waits only for its result
             time.sleep(0.001)
 
     monkeypatch.setattr(CallQueue, "submit", submit_and_begin)
@@ -236,7 +236,8 @@ async def test_what_has_not_begun_is_taken_back_at_once_and_nothing_is_donated(h
     device = devices.actor("cpu")
     first = asyncio.ensure_future(held.run())
     await held.gate.entered()
-    states = [jnp.full(4, number) for number in range(40)]  # more than the device holds, so that some wait on the loop
+    # more than the device holds, so that some calls wait on the loop
+    states = [jnp.full(4, number) for number in range(40)]
     waiting = [asyncio.ensure_future(device.run(jnp.negative, state, donate_argnums=(0,))) for state in states]
     await turns(5)
     for task in waiting:
@@ -245,7 +246,7 @@ async def test_what_has_not_begun_is_taken_back_at_once_and_nothing_is_donated(h
     assert all(task.cancelled() for task in waiting)
     held.gate.open()
     await first
-    await device.run(jnp.positive, np.zeros(1))  # behind all of them
+    await device.run(jnp.positive, np.zeros(1))  # runs after all of them
     assert not any(state.is_deleted() for state in states)
 
 

@@ -1,4 +1,4 @@
-"""The order on a mesh: programs with collectives from many graphs, loops and meshes never wait for each other."""
+"""Enqueue order on meshes: programs with collectives from many graphs, loops and meshes never deadlock."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ WIDTH = 32
 
 
 def summed_by_hand(device: devices.DeviceMesh) -> Any:
-    """Returns a graph whose node adds up its parts with a collective that it names itself."""
+    """Returns a graph whose node sums its parts with an explicit collective."""
 
     @ps.device_node(device=device, in_specs=P("data"), pure=False)
     def by_hand(x: jax.Array) -> jax.Array:
@@ -51,7 +51,7 @@ def expected(graph: int, x: Any) -> Any:
 
 
 async def interleaved(graphs: list[Any], runs: int) -> None:
-    """Runs calls of graphs in turns, many at a time, and compares each result."""
+    """Runs calls of several graphs in turns, many at a time, and checks each result."""
     async with engine.Engine() as own, own.deploy(*graphs, max_in_flight=WIDTH) as service:
 
         async def client(number: int) -> None:
@@ -126,7 +126,7 @@ def test_locks_are_taken_in_one_order_and_a_single_device_needs_none() -> None:
     )  # fmt: skip
     assert forwards == backwards
     assert ENQUEUE_ORDER.locks(devices_of("gpu", [1, 2, 3]))[:2] == forwards[1:]
-    # The devices of a CPU share their threads, so what is on some of them has to wait for what is on others.
+    # CPU devices share their threads, so programs on different CPU devices have to wait for each other.
     assert ENQUEUE_ORDER.locks(devices_of("cpu", [0, 1])) == ENQUEUE_ORDER.locks(devices_of("cpu", [2, 3]))
     with holding(forwards):
         assert all(lock.locked() for lock in forwards)
@@ -167,12 +167,12 @@ asyncio.run(main())
 
 
 def test_steps_with_collectives_that_are_handed_on_do_not_starve_each_other() -> None:
-    # XLA aborts the process when devices of a CPU wait for each other for longer than this.
+    # XLA aborts the process if CPU devices wait for each other for longer than this limit.
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collective_call_terminate_timeout_seconds=8"
     assert run_program(_STEPS_WITH_COLLECTIVES, XLA_FLAGS=flags).split() == [str(1500 * 64.0 * 64)] * 2
 
 
-# --- Arrays that lie elsewhere are moved, and nobody waits for them ---
+# --- Moving an array to another placement does not wait for its computation ---
 
 LEFT, RIGHT = devices.DeviceMesh(shape=(2, 4), axis_names=("stage", "data"), device="cpu").split("stage")
 SQUARE = devices.DeviceMesh(shape=(2, 2), axis_names=("data", "model"), device="cpu")
@@ -229,9 +229,9 @@ def test_nobody_waits_for_an_array_that_is_moved(target: str) -> None:
     mesh = devices.select(LEFT)
     slow = jax.jit(jax.shard_map(held, mesh=mesh, in_specs=P("data"), out_specs=P("data")))
     given = jax.device_put(X, there["left rows"])
-    reshard(given, there[target]).block_until_ready()  # compiled
+    reshard(given, there[target]).block_until_ready()  # compiles the move
     result = slow(given)
     moved = reshard(result, there[target])
-    assert not result.is_ready()  # and here we are
+    assert not result.is_ready()  # the move was dispatched before its input was computed
     opened.set()
     np.testing.assert_array_equal(np.asarray(moved), X)

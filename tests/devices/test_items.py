@@ -63,7 +63,7 @@ def in_thread(x: Any) -> Any:
 
 @contextmanager
 def nothing_computed_here() -> Iterator[None]:
-    """Fails if an item of an array, or an attribute that is computed, is taken in this thread."""
+    """Fails if this thread takes an item of an array, or an attribute that JAX computes."""
     kind: Any = type(jnp.zeros(1))
     loop, taken = threading.get_ident(), list[object]()
     original: dict[str, Any] = {name: getattr(kind, name) for name in ("__getitem__", "T", "mT", "real", "imag")}
@@ -134,7 +134,7 @@ KEYS: dict[str, Any] = {
     "new axis": (None, 2),
     "an array": np.array([0, 2]),
     "a mask": np.array([True, False, True]),
-    "beyond the end": 7,  # JAX takes the last one
+    "beyond the end": 7,  # JAX clamps this index to the last item
 }
 
 
@@ -419,7 +419,7 @@ async def test_nodes_on_meshes_with_specs_and_with_replicas() -> None:
 
     @ps.graph
     async def one(x: Any) -> Any:
-        return on_host(spread(x)[1:4])  # which cannot be split over two devices
+        return on_host(spread(x)[1:4])  # three rows, which cannot be split over two devices
 
     await same_as_plain_python(one, np.concatenate([MATRIX, MATRIX]))
 

@@ -1,4 +1,4 @@
-"""Device nodes on a mesh: always what they give on one device; what does not divide is padded, or refused."""
+"""Device nodes on a mesh give the results of one device; arrays that do not divide evenly are padded or refused."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -118,7 +118,7 @@ async def test_parameters_of_a_resource_are_placed_once_split_as_their_spec_says
             seen += await service(X)
     for result in seen:
         np.testing.assert_allclose(np.asarray(result), np.tanh(X @ W), rtol=1e-5)
-    # They lay where they belong, also the second time.
+    # The arrays were already in place, also for the second call.
     assert (node.compile_statistics().transfers, whole.compile_statistics().transfers) == (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Rows that several items share: each item gets what it gets alone, whatever shares its row or fails in it."""
+"""Rows that several items share: neither its row nor a failing neighbour changes the result of an item."""
 
 import asyncio
 from typing import Any
@@ -62,7 +62,7 @@ def ids_of(x: Any) -> Any:
 
 
 def alone(x: Any) -> Any:
-    """What an item gets without a batch, in NumPy's double precision."""
+    """Returns the result of one item without a batch, in NumPy's double precision."""
     values = np.where(np.isfinite(x).all(-1, keepdims=True), x, 0).astype(float) @ WEIGHTS
     values = values + np.arange(len(x))[:, None]
     scores = values @ values.T
@@ -166,7 +166,7 @@ async def test_items_that_have_left_or_are_late_are_not_computed() -> None:
         await asyncio.wait([gone])
         gate.open()
         assert [float(await one) for one in (first, *left)] == [8, 8, 24]
-    assert gate.values[1:] == [[[4.0] * 8]]  # the other two left their places to those behind them
+    assert gate.values[1:] == [[[4.0] * 8]]  # the two cancelled items left their places to the items behind them
 
 
 async def test_higher_priorities_go_first_and_the_first_of_them_is_in_the_next_batch() -> None:
@@ -190,12 +190,12 @@ async def test_higher_priorities_go_first_and_the_first_of_them_is_in_the_next_b
         gate.open()
         await asyncio.gather(*calls)
     rows = [row for (row,) in gate.values[1:]]
-    # The two of priority 1 and nothing that fits beside them, then the others as they came, one of which has to wait.
+    # First the two items of priority 1; no other item fits beside them. Then the others as they came; one has to wait.
     assert rows == [[3.0] * 5 + [5.0] * 2 + [0.0], [1.0] * 4 + [2.0] * 3 + [0.0], [4.0] * 4 + [0.0] * 4]
 
 
 def refusing_negatives(batch: devices.PackedBatch) -> tuple[Any, ps.Graph[[Any], Any]]:
-    """Make a node that adds up an item and fails for negative numbers, and its graph."""
+    """Make a node that sums an item and fails for negative numbers; return the node and its graph."""
 
     def refuse(x: Any) -> Any:
         if (np.asarray(x) < 0).any():
@@ -220,16 +220,16 @@ async def test_an_item_that_fails_fails_alone() -> None:
     results = await results_of(of, [np.full(2, value, np.float32) for value in values])
     assert ["negative number" in str(result) for result in results] == [value < 0 for value in values]
     assert [float(r) for r in results if not isinstance(r, BaseException)] == [2 * v for v in values if v > 0]
-    assert refusing.compile_statistics().programs == 1  # its parts run in the program of the batch
+    assert refusing.compile_statistics().programs == 1  # the parts of the batch run in the same program as the batch
 
 
 async def test_the_parts_of_a_batch_that_failed_fit_its_rows() -> None:
     refusing, of = refusing_negatives(batch_of(lengths=(8,), rows=3, max_wait_seconds=0.2))
-    # In another order than that of their batch, these would need four rows.
+    # The rows of a part fit only if its items keep the order of their batch; otherwise, they would need four rows.
     results = await results_of(of, [np.full(n, -1 if i == 0 else 1, np.float32) for i, n in enumerate((4, 6, 2, 7, 4))])
     assert "negative number" in str(results[0])
     assert [float(result) for result in results[1:]] == [6, 2, 7, 4]
-    assert refusing.batch_statistics().batches <= 7  # the batch, and six parts to find one of five
+    assert refusing.batch_statistics().batches <= 7  # the batch, and six parts to find one bad item of five
 
 
 async def test_rows_that_do_not_fit_the_memory_together_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ async def test_the_rows_of_a_batch_are_split_over_a_mesh() -> None:
     results = await results_of(of, [np.ones(n, np.float32) for n in (8, 7, 6)])
     assert [float(result) for result in results] == [28, 21, 15]
     assert total.batch_statistics().rows == 4
-    # What is left over for fewer rows runs at once on all devices, and not row by row.
+    # Items that fill fewer rows than a batch has run at once on all devices, not row by row.
     await results_of(of, [np.ones(8, np.float32)] * 2)
     assert (total.batch_statistics().batches, total.batch_statistics().rows) == (2, 6)
 

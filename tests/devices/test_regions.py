@@ -1,4 +1,4 @@
-"""Adjacent device nodes that nobody else reads between become one program, and everything else stays as it was."""
+"""Adjacent device nodes become one program if no other step reads the values between them; all other steps stay."""
 
 import asyncio
 import random
@@ -92,7 +92,7 @@ async def test_who_reads_between_divides() -> None:
         shared = double(double(x))
         return on_host(increment(increment(shared))), on_host(increment(double(shared)))
 
-    # `shared` is read by two regions, and belongs to none of them.
+    # Two regions read `shared`; it belongs to neither.
     assert names(two_regions)[0] == "double ×2"
     assert len(engine.plan(two_regions).steps) == 5
     first, second = await engine.run(two_regions(np.float32(1)))
@@ -519,7 +519,7 @@ ELSEWHERE: Any = ps.device_node(name="elsewhere", device="cpu:1")(lambda x: x)
 def test_regions_of_random_graphs_make_no_cycle_and_count_what_changed(seed: int, size: int) -> None:
     plan = engine.plan(random_graph(seed, size))
     known = set(plan.trace.parameter_sources)
-    for step in plan.steps:  # in an order in which everything is there when it is read: so there is no cycle
+    for step in plan.steps:  # the order of steps defines each value before it is read, so there is no cycle
         assert {read.source for read in step.head.reads()} <= known
         known.add(step.source)
     result: Any = plan.result

@@ -1,4 +1,4 @@
-"""What all calls of a batch share is passed once: constants of the graph, and what a node says to be shared."""
+"""Arguments that all calls of a batch share are passed once: constants of the graph, and arguments marked as shared."""
 
 import asyncio
 import re
@@ -23,20 +23,20 @@ def looked_up(table: Any, index: Any, scale: Any = 1) -> Any:
 
 
 def node_of(size: int | None = None, **options: Any) -> Any:
-    """Returns a node whose batches begin when they hold so many calls; without a number, when the device is free."""
+    """Returns a node whose batches begin at `size` calls; without `size`, as soon as the device is free."""
     sizes = (4, 8) if size is None else (size,)
     batch = devices.DeviceBatch(sizes[-1], buckets=sizes, max_wait_seconds=0 if size is None else 60)
     return ps.device_node(device="cpu", batch=batch, **options)(looked_up)
 
 
 def stacked_elements(node: Any) -> int:
-    """Of all batches, those of padding left out."""
+    """Returns the number of stacked elements in all batches, without padding."""
     found: int = node.batch_statistics().real_elements
     return found
 
 
 async def in_bodies(node: Any, *tables: Any) -> list[Any]:
-    """Runs a body over all ids for each table, which the body takes from outside."""
+    """Runs one body over all ids for each table; the table is a constant of the body."""
 
     @ps.graph
     async def look_up(table: Any, ids: list[Any]) -> list[Any]:
@@ -65,7 +65,8 @@ async def test_a_constant_of_the_graph_is_passed_once(table: Any) -> None:
         return node(table, index)
 
     assert as_lists(await asyncio.gather(*[engine.run(look_up(index)) for index in IDS])) == expected(TABLE)
-    assert (node.batch_statistics().batches, stacked_elements(node)) == (1, 2 * len(IDS))  # of ids, and of scales
+    # the stacked elements are ids and scales
+    assert (node.batch_statistics().batches, stacked_elements(node)) == (1, 2 * len(IDS))
 
 
 async def test_constants_in_containers_bodies_regions_and_defaults_are_passed_once() -> None:
@@ -91,7 +92,7 @@ async def test_constants_in_containers_bodies_regions_and_defaults_are_passed_on
 
 
 def logs_of(node: Any) -> list[Any]:
-    """The batches of the regions that a node is in."""
+    """Returns the batch logs of the regions that contain a node."""
     return [region.batch_log for region in node.runs_on.regions]
 
 

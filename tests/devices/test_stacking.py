@@ -1,4 +1,4 @@
-"""Items that fit together become one batch, in buffers of its own; those that cannot be stacked fail alone."""
+"""Items with equal shapes become one batch in its own buffers; items that cannot be stacked fail alone."""
 
 import re
 from typing import Any

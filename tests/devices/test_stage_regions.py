@@ -1,4 +1,4 @@
-"""Device stages of a stream that follow each other become one program, and look from outside as if they had not."""
+"""Consecutive device stages of a stream become one program; nothing else about the stream changes."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -76,7 +76,7 @@ def report_of(graph: Any) -> Any:
 
 
 def joined(graph: Any) -> list[str]:
-    """Returns the names of the programs that several stages have become."""
+    """Returns the names of the programs that join several stages."""
     programs = [step.joined.steps[0].label for step in engine.plan(graph).steps if step.joined is not None]
     assert all(len(step.joined.steps) == 1 for step in engine.plan(graph).steps if step.joined is not None)
     return programs
@@ -88,7 +88,7 @@ async def values_of(call: Any, **options: Any) -> list[Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Returns whether two results are the same, bit by bit."""
+    """Returns whether two results are equal, bit by bit."""
     leaves, trees = zip(*map(jax.tree.flatten, (one, other)), strict=True)
     both = zip(*leaves, strict=True)
     return trees[0] == trees[1] and all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in both)
@@ -229,7 +229,7 @@ def unchanged(x: Any) -> Any:
 
 
 async def outcome_of(call: Any, **options: Any) -> Any:
-    """Returns everything that can be seen of a stream: values, error with its notes, and the counts of its stages."""
+    """Returns all that a caller can see of a stream: values, the error with its notes, and the counts of its stages."""
     found: list[Any] = []
     told: Any = None
     async with engine.stream(call, **options) as stream:
@@ -299,7 +299,7 @@ async def test_a_trace_has_a_span_for_each_stage(tracing: Tracing) -> None:
     assert {"map_each", "map_each#2", "map_each#3", "doubled → tanh"} <= {span.name for span in tracing.spans()}
 
 
-# Cuts.
+# Snapshots.
 
 
 def skipped_in(logs: Any) -> set[int]:
@@ -320,7 +320,8 @@ async def test_a_saved_call_goes_on_with_its_stages_fused_or_apart(tmp_path: Pat
     with structlog.testing.capture_logs() as logs:
         whole, _, counts = await outcome_of(call, fuse=False)
     skipped = skipped_in(logs)
-    assert skipped == ({3, 4, 29, 33} if on_error == "skip" else set())  # each by its number in the stage that fails
+    # numbers count the items that reach the failing stage
+    assert skipped == ({3, 4, 29, 33} if on_error == "skip" else set())
     assert joined(feed) == ["unchanged → half_more → below_nine → below_six"]
     got: dict[int, Any] = {}
     with structlog.testing.capture_logs() as logs:
@@ -341,7 +342,8 @@ async def test_a_saved_call_goes_on_with_its_stages_fused_or_apart(tmp_path: Pat
 # Any chain.
 
 WEIGHTS = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
-# No rounding of these depends on other operations, with JAX 0.10 and 0.12; of the last ones, on operations behind them.
+# Rounding in these functions does not depend on neighbouring operations, with JAX 0.10 and 0.12.
+# In those of AT_THE_END, it may depend on the operations that follow.
 ANYWHERE: tuple[Callable[[Any], Any], ...] = (
     lambda x: x * 1.5 + 0.25,
     lambda x: x @ WEIGHTS,
@@ -380,7 +382,7 @@ async def test_a_chain_of_stages_gives_the_same_bits_as_the_stages_one_by_one(
     assert same(await values_of(feed()), await values_of(feed(), fuse=False))
 
 
-# What overwrites.
+# Stages that donate their input.
 
 
 async def test_a_step_that_overwrites_its_state_is_the_last_of_its_program() -> None:

@@ -1,4 +1,4 @@
-"""Calls with checkpoint=: what is stored, when, what goes on after a restart, and what is refused."""
+"""Calls with checkpoint=: what a snapshot stores and when, where a restart continues, and which graphs are refused."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ SOURCE = np.arange(40)
 
 
 class Counted:
-    """What counts and sums, for readers."""
+    """An object with state, for a node or a reader: the values so far."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -80,7 +80,7 @@ def ordered(**options: Any) -> Any:
 
 
 async def taken(call: Any, checkpoint: ps.Checkpoint, limit: int | None = None) -> list[tuple[int, Any]]:
-    """Returns values with their positions: up to so many, after which the reader leaves."""
+    """Returns values with their positions; the reader leaves after `limit` values, if a limit is given."""
     got: list[tuple[int, Any]] = []
     async with engine.stream(call, checkpoint=checkpoint) as stream:
         async for value in stream:
@@ -187,7 +187,7 @@ async def test_a_fold_goes_on_with_its_state(tmp_path: Path) -> None:
     seen.clear()
     got = await engine.run(total(ordered()), checkpoint=checkpoint)
     assert 40 - len(seen) in (8, 16, 24)
-    again = await engine.run(total(ordered()), checkpoint=checkpoint)  # from the end
+    again = await engine.run(total(ordered()), checkpoint=checkpoint)  # from the snapshot at the end of the stream
     expected = await engine.run(total(ordered()))
     assert got["count"] == again["count"] == expected["count"] == 40
     assert got["total"].tobytes() == again["total"].tobytes() == expected["total"].tobytes()
@@ -206,7 +206,7 @@ async def test_a_failover_goes_on_with_its_state(tmp_path: Path) -> None:
     assert rest[0][0] > 1
 
 
-# Snapshots that are asked for.
+# Snapshots that the caller asks for.
 
 
 async def test_a_snapshot_now_stores_what_the_reader_has_not_taken(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ async def test_a_snapshot_now_stores_what_the_reader_has_not_taken(tmp_path: Pat
         got = [(stream.position, await anext(stream)) for _ in range(3)]
         await stream.checkpoint()
         assert stream.position == 3
-        got.append((stream.position, await anext(stream)))  # the stream goes on all the same
+        got.append((stream.position, await anext(stream)))  # the stream continues after a snapshot
         await stream.checkpoint()
     assert [value for _, value in got] == [value for _, value in whole[:4]]
     assert await taken(sums(ordered()), checkpoint) == whole[4:]
@@ -397,7 +397,7 @@ async def test_a_class_is_a_source(tmp_path: Path) -> None:
 
 
 class Lines:
-    """What can only be iterated, and knows where it is."""
+    """An iterable without indexing that can tell and restore its position."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -565,7 +565,7 @@ async def test_a_snapshot_behind_the_end_keeps_the_states_of_what_has_not_begun(
         async with engine.stream(shuffled(1), checkpoint=ps.Checkpoint(tmp_path / folder)) as stream:
             while stream.position < 35:
                 await anext(stream)
-            await stream.checkpoint()  # of the end, with values that are unread
+            await stream.checkpoint()  # a snapshot of the end, while some values are unread
     async with engine.stream(shuffled(1), checkpoint=ps.Checkpoint(tmp_path / "again")) as stream:
         await stream.checkpoint()  # before the stage begins
     rest = [await taken(shuffled(2), ps.Checkpoint(tmp_path / folder)) for folder in ("once", "again")]
@@ -595,7 +595,7 @@ async def test_an_order_of_batches_goes_on_between_two_of_them(tmp_path: Path, m
     assert rest == whole[rest[0][0] - 1 :]
 
 
-# The index of an item, which goes on as well.
+# The index of an item, which a restart also continues.
 
 
 @ps.node
@@ -689,7 +689,7 @@ async def test_the_index_of_an_item_goes_on(tmp_path: Path, pipeline: Any) -> No
             begun = stream.position
             got = [(stream.position, value) async for value in up_to(stream, limit)]
             if limit != 30:
-                with suppress(ps.EngineClosedError):  # the end
+                with suppress(ps.EngineClosedError):  # the stream has ended
                     await stream.checkpoint()
         assert got == whole[begun : begun + len(got)]
     assert got[-1] == whole[-1]
@@ -733,7 +733,7 @@ async def test_an_order_that_ended_with_a_smaller_batch_does_not_begin_again(tmp
         return data.mix([(once, 0.03), (ones, 0.97)], seed=1, until="all") >> total
 
     whole = [value async for value in engine.stream(totals())]
-    assert whole.index(45) < 40  # the one batch of `once`, long before `ones` has ended
+    assert whole.index(45) < 40  # `once` has one batch; its total comes long before `ones` has ended
     checkpoint, got = ps.Checkpoint(tmp_path), []
     async with engine.stream(totals(), checkpoint=checkpoint) as stream:
         while 45 not in got:
@@ -820,7 +820,7 @@ async def telling(record: data.Record[Any]) -> int:
 
 @ps.node(effectful="unordered")
 async def preparing(width: int) -> int:
-    for number in range(40):  # more than the reader has room for, before there is a stream
+    for number in range(40):  # more events than the reader has room for, before there is a stream
         await ps.emit(("prepared", number, width))
     return width
 
@@ -879,7 +879,7 @@ async def test_events_before_the_stream_do_not_hold_it_back(tmp_path: Path) -> N
         assert [(await anext(items)).value[0] for _ in range(40)] == ["prepared"] * 40
 
 
-# What is refused.
+# Refusals.
 
 
 @ps.node
@@ -1228,7 +1228,7 @@ async def test_snapshots_of_another_run_are_refused_before_the_values_that_the_r
     with pytest.raises(ps.CheckpointError, match=r"records\.seed was 3, and is 4"):
         async with engine.stream(sums(ordered(shuffle_seed=4)), checkpoint=checkpoint) as stream:
             await anext(stream)
-    assert stream.position == 1  # no value came
+    assert stream.position == 1  # the refused stream gave no value
     assert len(await taken(sums(ordered()), checkpoint)) == len(SOURCE) - 1
 
 
@@ -1244,7 +1244,7 @@ async def test_another_source_of_a_mix_is_refused_however_rarely_it_is_read(tmp_
     checkpoint = ps.Checkpoint(tmp_path, every_records=10)
     await taken(mixed(1), checkpoint, 50)
     before = records_of(tmp_path)
-    for _ in range(2):  # the first one must not write snapshots that the second one fits
+    for _ in range(2):  # the first refused call must not write snapshots that would let the second call start
         with pytest.raises(ps.CheckpointError, match=r"order#2\.seed was 1, and is 2"):
             await taken(mixed(2), checkpoint)
     assert records_of(tmp_path) == before
@@ -1310,7 +1310,7 @@ def test_a_cancel_at_any_step_of_entering_leaves_nothing(tmp_path: Path) -> None
     for outcome in cancel_at_every_step(enter, timeout_seconds=None):
         outcomes += 1
         assert not outcome.tasks_left
-        with snapshots.SnapshotFolder(tmp_path):  # its lock is free, although the error is kept
+        with snapshots.SnapshotFolder(tmp_path):  # the folder is unlocked, although the error is kept
             pass
     assert outcomes > 20
 
@@ -1321,7 +1321,7 @@ async def test_a_folder_that_is_none_is_an_error_at_once(tmp_path: Path) -> None
         await taken(sums(ordered()), ps.Checkpoint(tmp_path / "file"))
 
 
-# What goes wrong.
+# Failures.
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1353,12 +1353,12 @@ async def test_a_full_disk_ends_the_run_that_asks_for_it(tmp_path: Path, monkeyp
     full_disk(monkeypatch)
     with pytest.raises(ps.CheckpointError, match="No space left"):
         await taken(sums(ordered()), ps.Checkpoint(tmp_path, every_records=5, on_save_error="raise"))
-    with pytest.raises(ps.CheckpointError, match="No space left"):  # at the end
+    with pytest.raises(ps.CheckpointError, match="No space left"):  # fails when the stream ends
         await taken(sums(ordered()), ps.Checkpoint(tmp_path, every_records=500, on_save_error="raise"))
 
 
 class Odd:
-    """What nothing can store."""
+    """A class that no snapshot can store."""
 
 
 async def test_a_value_that_cannot_be_stored_names_stage_and_type(tmp_path: Path) -> None:
@@ -1400,7 +1400,7 @@ class Loss:
 
 
 async def test_barriers_are_hidden_from_steps_that_wait(tmp_path: Path) -> None:
-    """Each step sees numbers alone, also where barriers are as frequent as records."""
+    """Each step sees only numbers, also where there are as many barriers as records."""
 
     @ps.node
     def checked(value: Any) -> Loss:
@@ -1446,7 +1446,7 @@ async def test_a_state_that_changes_in_place_is_copied(tmp_path: Path, monkeypat
     async with engine.stream(counted(ordered()), checkpoint=checkpoint) as stream:
         for _ in range(30):
             await anext(stream)
-        has_changed.set()  # only now is the snapshot written
+        has_changed.set()  # the snapshot is written after this point
     with snapshots.SnapshotFolder(tmp_path) as folder:
         snapshot = folder.newest()
         assert snapshot is not None

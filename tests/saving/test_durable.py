@@ -57,7 +57,7 @@ class MemoryStore(ps.LoopStore):
 
 
 class Turns:
-    """The body of an agent; notes the turns that ran, and fails or waits in some."""
+    """The body of an agent. It notes the turns that ran, and fails or waits in some turns."""
 
     def __init__(self) -> None:
         self.ran: list[int] = []
@@ -361,7 +361,7 @@ async def test_services_and_streams_take_keys(store: MemoryStore, turns: Turns) 
         assert turns.ran == 3 * [2, 3, 4]
         async with service.stream(tokens("q"), durable_key="b") as values:
             await anext(values)
-        assert turns.ran == [*3 * [2, 3, 4], 0, 1, 2, 3, 4]  # it began anew, and was left before its end
+        assert turns.ran == [*3 * [2, 3, 4], 0, 1, 2, 3, 4]  # the call began anew, and its reader left before its end
         async with service.stream(tokens("q"), durable_key="b") as values:
             assert [word async for word in values] == WORDS.split()
         assert turns.ran == [*3 * [2, 3, 4], 0, 1, 2, 3, 4]
@@ -382,7 +382,7 @@ async def test_the_deadline_of_a_call_covers_what_its_store_takes(turns: Turns) 
 
 
 def owned(store: MemoryStore, key: str, lease_until: float, machine: str = "elsewhere") -> None:
-    """Lets the present record of a key be that of a call on another machine."""
+    """Makes the newest record of a key belong to a call on another machine."""
     record = store.records[key][-1]
     loop = loops_module.Loop.read(record)
     owner = loops_module.Owner(machine, 1, "1", "token")
@@ -409,13 +409,13 @@ async def test_a_lease_of_another_machine_holds_until_it_ends(store: MemoryStore
 
 async def test_the_end_of_a_process_of_this_machine_ends_its_lease(store: MemoryStore, turns: Turns) -> None:
     graph = await unfinished(store, turns)
-    # Process 1 lives, and was started at another time than the owner was.
+    # The machine and process id of the owner exist, but process 1 started at another time than the owner.
     owned(store, "k", time.time() + 100, loops_module.machine())
     assert await engine.run(graph("q"), durable_key="k") == WORDS
 
 
 async def running_in_turn_2(graph: Any, turns: Turns) -> tuple["asyncio.Task[Any]", asyncio.Event]:
-    """Begin a call, whose second iteration waits for the event."""
+    """Begin a call whose second iteration waits for the event."""
     going = asyncio.Event()
 
     async def wait() -> None:
@@ -432,7 +432,7 @@ async def test_a_lease_is_renewed_while_an_iteration_takes_long(store: MemorySto
     graph = make(store, turns, lease_seconds=0.06)
     running, going = await running_in_turn_2(graph, turns)
     versions: set[int] = set()
-    while len(versions) < 4:  # no state is kept meanwhile, so these are renewals
+    while len(versions) < 4:  # A dictionary that notes removals: no result may go while another thread may ask for it.
         versions.add(store.records["k"][-1].version)
         await asyncio.sleep(0.001)
     assert len(store.records["k"]) == 3
@@ -480,7 +480,7 @@ async def test_a_call_whose_key_was_taken_over_ends(store: MemoryStore, turns: T
     owned(store, "k", time.time() + 100)
     with pytest.raises(ps.KeyInUse, match="was taken over in process 1 of another machine"):
         await running
-    assert loops_module.Loop.read(store.records["k"][-1]).owner is not None  # that of the other
+    assert loops_module.Loop.read(store.records["k"][-1]).owner is not None  # the other call is the owner
 
 
 async def test_a_state_is_not_kept_over_that_of_a_call_that_has_taken_over(store: MemoryStore, turns: Turns) -> None:
@@ -535,7 +535,7 @@ def test_a_call_that_is_cancelled_at_any_step_goes_on_where_it_was(effort: int) 
                 step = 0
             else:
                 assert isinstance(outcome.error, asyncio.CancelledError)
-                assert status == "running"  # what is recorded as done has given its result
+                assert status == "running"  # a call whose record says "done" has returned its result
             turns.ran.clear()
             assert asyncio.run(_finished(graph)) == WORDS
             assert turns.ran == list(range(step, TURNS))
@@ -578,7 +578,7 @@ async def _finished(graph: "ps.Graph[[str], str]") -> str:
 
 
 class Broken(MemoryStore):
-    """Raises in one of its calls, and in those after it while it `stays` so."""
+    """Raises in one of its calls, and, if it `stays` broken, in all later calls."""
 
     def __init__(self, at: int, *, stays: bool) -> None:
         super().__init__()
@@ -743,7 +743,7 @@ async def test_a_fork_goes_on_from_a_state_and_leaves_the_other_key_alone(store:
             await durable.fork(key, step, new_key)
 
 
-# Where durable loops may stand.
+# Where a graph may contain durable loops.
 
 
 async def test_a_call_has_one_durable_loop_that_runs_once(store: MemoryStore) -> None:
@@ -783,7 +783,7 @@ async def test_a_call_has_one_durable_loop_that_runs_once(store: MemoryStore) ->
     with pytest.raises(ps.PlanError, match="in the body of a while_loop"):
         engine.plan(inner)
     assert await engine.run(perhaps(1), durable_key="k") == 3
-    assert await engine.run(perhaps(7), durable_key="k") == 8  # without its loop
+    assert await engine.run(perhaps(7), durable_key="k") == 8  # takes the branch without the durable loop
 
 
 async def test_what_durable_takes() -> None:
@@ -858,7 +858,7 @@ async def test_a_deadline_holds_while_another_program_has_locked_the_file(
             await engine.run(graph("q"), durable_key="k", timeout_seconds=0.25)
         assert time.monotonic() - began < 20
     turns.in_turn = {}
-    assert await engine.run(graph("q"), durable_key="k") == WORDS  # in this process, the key is free at once
+    assert await engine.run(graph("q"), durable_key="k") == WORDS  # within this process, the key is free at once
 
 
 async def test_calls_wait_for_a_lock_and_do_not_hinder_others(tmp_path: Path, turns: Turns) -> None:
