@@ -1,4 +1,4 @@
-"""What tests of the compile cache share: programs on one device, and compiling as a blocking call."""
+"""Helpers for tests of the compile cache: programs on one device, and compiling as a blocking call."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +35,7 @@ def leased(cache: CompileCache) -> Iterator[CompileCache]:
 
 
 def compiled(cache: CompileCache, what: JittedFunction, *args: Any) -> Executable:
-    """Compiles, or raises what came instead."""
+    """Compiles and waits; returns the executable or raises the error."""
     done: SimpleQueue[Executable | BaseException] = SimpleQueue()
     cache.compile(what, args, done.put)
     outcome = done.get(timeout=50)
@@ -45,7 +45,7 @@ def compiled(cache: CompileCache, what: JittedFunction, *args: Any) -> Executabl
 
 
 def called(cache: CompileCache, what: JittedFunction, *args: Any) -> Any:
-    """Does what a device's thread does."""
+    """Finds or compiles a program, and calls it, as the thread of a device does."""
     executable = cache.find(what, args)
     if executable is None:
         executable = compiled(cache, what, *args)
@@ -56,7 +56,7 @@ def called(cache: CompileCache, what: JittedFunction, *args: Any) -> Any:
 def each_call(
     before: Callable[[Any], object] = lambda args: None, then: Callable[[Any], object] = lambda args: None
 ) -> Iterator[None]:
-    """Has each call of a program call a function with its arguments before, and one after it."""
+    """Makes each call of a program call `before` with its arguments, and `then` when it has returned."""
     original = Executable.call
 
     def call(executable: Executable, args: Any) -> Any:

@@ -9,14 +9,14 @@ CPU_DEVICES = 8
 if importlib.util.find_spec("jax"):
     import jax
 
-    # Here, before a test module of this folder is imported: the number counts for a backend that has not started yet.
-    # So a test elsewhere that uses JAX does it in a process of its own.
+    # Set before a test module of this folder is imported: the number only counts before the backend starts.
+    # So a test in another folder that uses JAX does it in a process of its own.
     jax.config.update("jax_num_cpu_devices", CPU_DEVICES)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def eight_cpu_devices() -> None:
-    """Starts JAX's backend, before a test could be blamed for its threads and descriptors."""
+    """Starts JAX's backend before the first test, so that no test is blamed for its threads and descriptors."""
     jax = pytest.importorskip("jax", reason='these tests need JAX: pip install "penstock[jax]"')
     assert len(jax.devices("cpu")) == CPU_DEVICES
     jax.block_until_ready(jax.numpy.zeros(2) + 1)

@@ -1,4 +1,4 @@
-"""Gates: computations on a device that wait until a test lets them go on."""
+"""Gates: computations on a device that wait until a test opens the gate."""
 
 import asyncio
 import math
@@ -12,7 +12,7 @@ import penstock as ps
 
 
 class Gate:
-    """A computation that stands still inside a program, in a thread of JAX."""
+    """A computation that waits inside a program, in a thread of JAX."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -22,7 +22,7 @@ class Gate:
         self.values: list[Any] = []
 
     def pass_through(self, x: jax.Array) -> jax.Array:
-        """Return `x`, once the gate is open; to be called while a function is traced."""
+        """Return `x` when the gate is open; to be called while a function is traced."""
         return jax.pure_callback(
             self._wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="broadcast_all"
         )  # fmt: skip
@@ -37,7 +37,7 @@ class Gate:
         return np.asarray(x)
 
     async def entered(self, times: int = 1) -> None:
-        """Wait until so many computations have reached it."""
+        """Wait until `times` computations have reached the gate."""
         for _ in range(times):
             await self._entered.acquire()
 
@@ -50,7 +50,7 @@ class Gate:
         self._let(0)
 
     def let_one_pass(self) -> None:
-        """Let one computation pass that waits, or the next one."""
+        """Let one waiting computation pass, or the next one to come."""
         self._let(self._passes + 1)
 
     def _let(self, passes: float) -> None:
@@ -60,7 +60,7 @@ class Gate:
 
 
 def gated(gate: Gate, **options: Any) -> "ps.Graph[[Any], Any]":
-    """A graph of one node that stands still at a gate, and then gives what it got."""
+    """Return a graph of one node that waits at a gate and then returns its argument."""
 
     @ps.device_node(device="cpu", pure=False, **options)
     def guarded(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Programs in a process of their own: what a process does only once, such as loading JAX, is tested there."""
+"""Programs in a process of their own, for things that a process does only once, such as loading JAX."""
 
 import os
 import subprocess
@@ -13,14 +13,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Runs Python with arguments, and with these variables besides those of this process; warnings are errors."""
+    """Runs Python with arguments and additional environment variables; warnings are errors."""
     command = [sys.executable, "-W", "error", *arguments]
     environment = {**os.environ, **variables}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50, check=False)
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: "str | Path") -> tuple[int, str, str]:
-    """Runs a command of Penstock in this process; returns its status, and what it has printed to both outputs."""
+    """Runs a command of Penstock in this process; returns its status, its standard output and its standard error."""
     try:
         status = main([*map(str, arguments)])
     except SystemExit as end:
@@ -29,7 +29,7 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: "str | Path") -> tup
 
 
 def run_program(program: str, *arguments: str, **variables: str) -> str:
-    """Runs a program, which must succeed, and returns what it prints."""
+    """Runs a program that must succeed; returns its output."""
     done = run("-c", program, *arguments, **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout

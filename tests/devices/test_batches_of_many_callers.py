@@ -1,4 +1,4 @@
-"""Callers of a batch on a device come again together, as those of a batch on the loop or in a thread."""
+"""Callers of one batch on a device call again together, like callers of a batch on the loop or in a thread."""
 
 import time
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Memory of the host: where Penstock's arrays lie, and what a user sees who writes to an array after a call."""
+"""Host memory: the alignment of Penstock's arrays, and the effects of writing to an array after a call."""
 
 import asyncio
 import functools
@@ -14,11 +14,11 @@ from penstock import data, devices, engine
 
 from .gates import Gate
 
-SIZE = 16_384  # of float32: 64 KB, from where it matters where an array lies
+SIZE = 16_384  # float32 values: 64 KB, the size from which alignment matters
 
 
 def at_64(value: float = 1, size: int = SIZE) -> Any:
-    """An array of a user that XLA on CPU would use in place."""
+    """Returns a user's array that is aligned, so that XLA on CPU would use it in place."""
     memory = np.empty(size + 16, np.float32)
     array = memory[-memory.ctypes.data % 64 // 4 :][:size]
     array[:] = value
@@ -29,7 +29,7 @@ def is_at_64(array: Any) -> bool:
     return bool(array.ctypes.data % 64 == 0)
 
 
-# What is called, with an array: each returns when the caller goes on, with what gives the result.
+# Ways to call a function with an array: each returns when the caller continues, and gives the result to await.
 
 
 async def run(fn: Any, x: Any) -> Any:
@@ -174,4 +174,4 @@ async def test_arrays_of_worker_processes_lie_there_too() -> None:
         found = await engine.run(of(count))
         assert [is_at_64(found[name]) for name in "xz"] == [True] * 2
         assert (found["x"].tolist(), found["y"].tolist()) == ([*range(count)], [1] * 3)
-        found["x"][0] = 5  # it can be written to, as any other
+        found["x"][0] = 5  # the result can be written to

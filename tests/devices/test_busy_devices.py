@@ -282,7 +282,7 @@ async def test_a_batch_of_an_impure_function_is_not_run_again() -> None:
 
 @contextmanager
 def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> Iterator[list[int]]:
-    """Makes programs for more than `rows` rows run out of memory, at dispatch or later; gives the sizes of all calls."""
+    """Makes programs for more than `rows` rows run out of memory, at dispatch or later; gives the size of each call."""
     original_wait = dispatch.wait_until_ready
     sizes: list[int] = []
 

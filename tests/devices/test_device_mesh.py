@@ -1,4 +1,4 @@
-"""A mesh by its shape: a value that a module can hold, and a mesh of JAX when it is used."""
+"""A mesh given by its shape: a value that a module can hold, which becomes a JAX mesh at first use."""
 
 import numpy as np
 import pytest

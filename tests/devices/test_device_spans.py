@@ -1,4 +1,4 @@
-"""Spans of what runs on devices: batches linked to their items, compilations, transfers, regions."""
+"""Spans of work on devices: batches linked to their items, compilations, transfers, regions."""
 
 import asyncio
 
@@ -46,7 +46,7 @@ async def test_a_call_has_a_span_on_its_device_with_its_compilation_and_its_tran
     assert inside(call, node)
     assert inside(compilation, call)
     assert inside(transfer, call)
-    assert seen == [id_of(compilation)]  # where the function is traced, what it logs belongs to that
+    assert seen == [id_of(compilation)]  # the span that is current while the function is traced
     assert attributes_of(compilation)[names.ARGUMENTS] == "x: float32[4]"
     assert attributes_of(transfer)[names.TRANSFER_BYTES] == 16
     assert attributes_of(node)[names.DEVICE_WAIT] >= 0

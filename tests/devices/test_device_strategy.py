@@ -1,4 +1,4 @@
-"""`device_strategy`: where device nodes run that are left to it."""
+"""`device_strategy`: on which devices nodes without a device of their own run."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -39,7 +39,7 @@ async def where_of_all(xs: list[Any]) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def defaults() -> Iterator[None]:
-    """Takes back what a test sets for the process."""
+    """Resets options that a test sets for the process."""
     yield
     ps.set_execution_options()
 
@@ -66,7 +66,7 @@ async def test_runs_streams_and_deployments_take_it() -> None:
     async with engine.stream((where_of_all([X]) for _ in range(3)), device_strategy="cpu:2") as results:
         assert [result async for result in results] == [[2]] * 3
     async with engine.deploy(where, device_strategy="cpu:3") as service:
-        with ps.execution_options(device_strategy="cpu:4"):  # it keeps the one that it began with
+        with ps.execution_options(device_strategy="cpu:4"):  # the deployment keeps its own strategy
             assert await service(X) == 3
         with pytest.raises(ps.OptionsError, match=r"'device_strategy' does not apply to service\.run"):
             await service.run(where(X), device_strategy="cpu:4")

@@ -1,4 +1,4 @@
-"""A profile tells what devices did, and what items waited for there."""
+"""A profile shows the work of devices, and why items waited for them."""
 
 import threading
 from collections.abc import AsyncIterator, Iterable
@@ -134,7 +134,7 @@ async def test_arrays_that_lie_elsewhere_are_transfers_of_the_node_that_takes_th
     moved = [one for one in of_kind(profile, "to device") if one.node == "used"]
     assert [(one.device, one.items) for one in moved] == [("cpu:1", 1)] * 4
     assert shares_of(profile, "used")["transfer"] > 0
-    assert shares_of(profile, "made")["transfer"] == 0  # a number is no array
+    assert shares_of(profile, "made")["transfer"] == 0  # its argument is a number, not an array
 
 
 async def test_parameters_are_placed_once() -> None:
@@ -194,7 +194,7 @@ async def test_a_donated_array_of_numpy_stays_as_it_is_while_a_profile_is_taken(
 
     room = np.ones(4096 + 16, np.float32)
     first = -room.ctypes.data % 64 // 4
-    given = room[first : first + 4096]  # it lies so that a CPU could use it in place
+    given = room[first : first + 4096]  # aligned, so that a CPU could use it in place
     with telemetry.profile():
         await devices.actor("cpu").run(doubled, given, donate_argnums=(0,))
     assert (given == 1).all()

@@ -1,4 +1,4 @@
-"""A profile names a device node that is compiled again and again, or copies, or waits for the GIL."""
+"""The verdict of a profile names a device node that is compiled again and again, or copies, or waits for the GIL."""
 
 import asyncio
 import sys
@@ -25,7 +25,7 @@ async def profile_of(calls: Iterable[ps.Call[Any]]) -> telemetry.Profile:
 
 
 async def look_at(calls: Iterable[ps.Call[Any]]) -> telemetry.Verdict:
-    """Returns the verdict of a live look at a stream."""
+    """Returns the verdict of a live monitor on a stream."""
     with closing(telemetry.Monitor()) as monitor:
         monitor.snapshot()
         async with engine.stream(calls) as results:
@@ -154,7 +154,7 @@ async def test_a_node_that_mostly_copies() -> None:
     async def search(x: Any) -> float:
         return total(first(x))
 
-    x = np.ones((6144, 4096), np.float32)  # its copy takes far longer than a busy machine keeps the device waiting
+    x = np.ones((6144, 4096), np.float32)  # copying this takes far longer than a busy machine keeps the device waiting
     await engine.run(search(x))  # compiles
     verdict = (await profile_of(search(x) for _ in range(8))).verdict
     assert (verdict.node, verdict.limit) == ("first", "transfer")

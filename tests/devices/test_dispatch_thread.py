@@ -328,7 +328,7 @@ def test_nobody_waits_for_what_was_handed_on_while_more_of_it_comes(device: Devi
     for step in steps:
         step.returns_pending = True
         step.finish.set()
-    with patch.object(dispatch, "LEAD_SECONDS", TIMEOUT_SECONDS):  # the lead that computations must have
+    with patch.object(dispatch, "LEAD_SECONDS", TIMEOUT_SECONDS):  # the next job has to come within this time
         for number, step in enumerate(steps):
             device.thread.submit(step)
             device.until("handed on", step.number)

@@ -1,4 +1,4 @@
-"""A batch begins when it is due, whatever else waits, and for which device."""
+"""A batch begins when it is due, whatever else waits, on any device."""
 
 import asyncio
 from typing import Any
@@ -15,14 +15,14 @@ from penstock.testing import run_seeded
 
 
 class NoThreads:
-    """Stands for the threads of devices: nothing is run here."""
+    """Stands for the pool of device threads: it starts no thread."""
 
     def acquire(self, placement: Placement) -> None:
-        """Give no thread."""
+        """Return no thread."""
 
 
 class Queue(CallQueue):
-    """Notes that it began, and does nothing."""
+    """A queue that notes when it starts a batch, and runs nothing."""
 
     def __init__(self, device: EngineDevice, batch: Batch | None, started: list[CallQueue]) -> None:
         super().__init__("node", device, batch, 8)
@@ -57,10 +57,10 @@ def test_a_batch_begins_when_it_is_due_although_another_node_waits_for_another_d
         one_full.submit(call(size_bytes=1))
         for _ in range(2):
             one_other.submit(call())
-        shared[0].submit(call())  # nobody takes it: one device is the next, and has no room for more bytes
+        shared[0].submit(call())  # waits: one device is next, but has no room for more bytes
         single.submit(call())
         await asyncio.sleep(2)
         assert single in started
-        assert shared[1] in started  # a device that has room
+        assert shared[1] in started  # this device has room
 
     run_seeded(main, seed=0)

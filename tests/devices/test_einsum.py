@@ -1,4 +1,4 @@
-"""`devices.einsum`: a node per call in a graph, merged with its neighbours into the cheapest order; NumPy's outside."""
+"""`devices.einsum`: in a graph, nodes that are merged into the cheapest order; outside of graphs, NumPy's einsum."""
 
 import re
 from typing import Any
@@ -18,7 +18,7 @@ from tests.conftest import EFFORT
 
 
 def flops(fn: Any, *args: Any) -> float:
-    """Operations of a compiled function, by XLA's own analysis."""
+    """Returns the operations of a compiled function, by XLA's own analysis."""
     cost: Any = jax.jit(fn).lower(*args).compile().cost_analysis()
     return float(cost["flops"])
 
@@ -120,7 +120,7 @@ def test_what_would_not_be_the_same_sum_is_computed_as_written() -> None:
         Subscripts.parse("ij,j->i", 2), (Contraction(Subscripts.parse("ij,jk->ik", 2), (None, None)), None)
     )
     draw = np.random.default_rng(0)
-    # Converted between the two: sums of bytes wrap around, and those of floats do not.
+    # Values are converted between the two sums: sums of bytes wrap around, sums of floats do not.
     small, v = draw.integers(-100, 100, (8, 8), np.int8), draw.random(8, np.float32)
     wrapped = np.einsum("ij,jk->ik", small, small)
     np.testing.assert_allclose(outer(small, small, v), wrapped.astype(np.float32) @ v, rtol=1e-4, atol=1e-3)
@@ -132,7 +132,7 @@ def test_what_would_not_be_the_same_sum_is_computed_as_written() -> None:
 
 
 def test_the_diagonal_of_a_broadcast_array_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Whatever it costs: as one sum, it would be the diagonal of the row.
+    # Search for an order whatever it costs. As one sum, the two would give the diagonal of the row.
     monkeypatch.setattr(contraction, "_path", lambda text, shapes, *_: contraction._search(text, shapes)[0])
     scaled = Contraction(Subscripts.parse("ij,i->ij", 2), (None, None))
     trace = Contraction(Subscripts.parse("ii->", 1), (scaled,))
@@ -156,7 +156,7 @@ def chains(draw: st.DrawFn) -> tuple[Contraction, list[tuple[int, ...]]]:
     shapes: list[tuple[int, ...]] = []
 
     def tree(wanted: tuple[int, ...], depth: int) -> Contraction | None:
-        """An einsum, or an operand, whose result has this shape."""
+        """Returns an einsum whose result has this shape; None for an operand."""
         if not depth or not draw(st.integers(0, 3)):
             shapes.append(wanted)
             return None
@@ -192,7 +192,7 @@ def test_merged_einsums_compute_what_numpys_do_one_by_one(
     arrays = [np.asarray(draw.random(shape), np.float32) + 0.1 for shape in shapes]
     right = with_numpy(tree, [array.astype(np.float64) for array in arrays])
     with pytest.MonkeyPatch.context() as patch:
-        for always in (False, True):  # also where the order as written costs less
+        for always in (False, True):  # the merged order, also where the order as written costs less
             if always:
                 patch.setattr(contraction, "_path", lambda text, shapes, *_: contraction._search(text, shapes)[0])
             result = tree(*arrays)

@@ -1,4 +1,4 @@
-"""A failed batch is run in parts: few of them, and each item fails or succeeds by itself."""
+"""A failed batch is run again in parts: few parts, and each item fails or succeeds by itself."""
 
 import asyncio
 import math
@@ -37,7 +37,7 @@ async def test_items_that_fail_are_found_in_few_runs_and_no_others_are_blamed(ef
             values = [np.float32(-1 - n if n in bad else n) for n in range(count)]
             results = await asyncio.gather(*map(service, values), return_exceptions=True)
             for number, result in enumerate(results):
-                if number in bad:  # by an error of its own, from a run in which it was alone
+                if number in bad:  # its own error, from a run in which it was alone
                     assert f"refused [{-1.0 - number}]" in str(result)
                 else:
                     assert result == 2 * number

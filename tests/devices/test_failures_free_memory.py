@@ -1,4 +1,4 @@
-"""What a failed call has read is freed when its caller drops the error: by reference counts, not by the collector."""
+"""Arguments of a failed call are freed by reference counts, without the collector, when its caller drops the error."""
 
 import asyncio
 import gc
@@ -69,7 +69,7 @@ WAYS: dict[str, Callable[[Callable[..., Any]], Callable[[Any], Awaitable[Any]]]]
 
 @pytest.fixture
 async def without_collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    # JAX logs what a callback raises, and pytest keeps that, with all that its traceback refers to.
+    # JAX logs the error of a callback, and pytest keeps the log record with all objects that the traceback refers to.
     monkeypatch.setattr(logging.getLogger("jax._src.callback"), "disabled", True)
     gc.collect()
     gc.disable()
@@ -86,11 +86,11 @@ async def test_a_failed_call_lets_go_of_its_arrays(way: str, fn: Callable[..., A
         with pytest.raises((jax.errors.JaxRuntimeError, LookupError)):
             await call(jnp.ones(SIZE))
 
-    await devices.actor("cpu").run(jnp.negative, np.zeros(1))  # it is opened now
+    await devices.actor("cpu").run(jnp.negative, np.zeros(1))  # opens the device
     before = _live_bytes()
     for _ in range(3):
         await fail()
-    async with asyncio.timeout(20):  # the threads of the device let go of the last one in their own time
+    async with asyncio.timeout(20):  # the threads of the device drop their last reference a little later
         while _live_bytes() - before >= 4 * SIZE:
             await asyncio.sleep(0.001)
 

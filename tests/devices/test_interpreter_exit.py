@@ -1,4 +1,4 @@
-"""How a process ends while kernels are in flight, or are being compiled: with its own status, and not by an abort."""
+"""A process that ends while kernels run or are compiled exits with its own status, and does not abort."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ WAYS = {
     "exception": ('raise LookupError("unhandled")', "asyncio.run(main())", 1),
     "interrupt": (
         "os.kill(os.getpid(), signal.SIGINT); await asyncio.sleep(30)",
-        # In the background of a shell it is ignored.
+        # A shell starts background processes with SIGINT ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler); asyncio.run(main())",
         -signal.SIGINT,
     ),

@@ -1,4 +1,4 @@
-"""Random pipelines of batches on devices, interrupted anywhere: each batch comes back where it was, to the last bit."""
+"""Random pipelines of batches on devices, interrupted anywhere: each batch is restored in its place, bit by bit."""
 
 from typing import Any
 

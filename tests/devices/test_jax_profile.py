@@ -1,4 +1,4 @@
-"""In a profile that JAX takes, what the threads of devices do has the names of nodes and items."""
+"""A profile of JAX shows the names of nodes and items for the work of device threads."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ both = profiled_in_a_batch >> profiled_alone
 
 
 def annotations(folder: Path) -> dict[str, list[dict[str, str]]]:
-    """Return the arguments of the events of each name that is one of ours."""
+    """Return the events of Penstock by name, each event as its arguments."""
     [path] = folder.rglob("*.trace.json.gz")
     with gzip.open(path) as file:
         events = json.load(file)["traceEvents"]
@@ -45,7 +45,7 @@ async def test_dispatches_are_named_after_nodes_and_items(tmp_path: Path) -> Non
             async with engine.stream(calls()) as results:
                 async for _ in results:
                     pass
-        async with engine.stream(calls()) as results:  # of which JAX takes no profile
+        async with engine.stream(calls()) as results:  # outside of the JAX profile
             async for _ in results:
                 pass
     found = annotations(tmp_path)

@@ -1,4 +1,4 @@
-"""What files and variables tell about the machine, for kinds of machines that this one is not."""
+"""Facts about the machine that files and variables tell, for kinds of machines that this one is not."""
 
 import os
 from pathlib import Path
@@ -36,13 +36,13 @@ V2_LIMITS = {
     "sys/fs/cgroup/a.slice/b.scope/cpu.max": "400000 100000\n",
     "sys/fs/cgroup/a.slice/b.scope/memory.max": "536870912\n",
 }
-# A container that sees its own group as the root of the mount, under the path that the host has for it.
+# A container that sees its own group as the root of the mount, while its path is the one on the host.
 CONTAINER = {
     "proc/self/cgroup": "0::/docker/123\n",
     "proc/self/mountinfo": "30 23 0:26 /docker/123 /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
     "sys/fs/cgroup/cpu.max": "200000 100000\n",
 }
-# The path of a host that is not mounted here.
+# The path on the host is not mounted in this container.
 UNSEEN = {**CONTAINER, "proc/self/mountinfo": "30 23 0:26 /docker/456 /sys/fs/cgroup ro - cgroup2 cgroup rw\n"}
 
 

@@ -1,4 +1,4 @@
-"""Which parameters take masks, and what is said where there is none."""
+"""Which parameters take masks, and the errors where no mask can be made."""
 
 from collections.abc import Callable
 from typing import Any

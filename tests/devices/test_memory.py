@@ -1,4 +1,4 @@
-"""`engine.memory`: what programs, inboxes and what is in flight take."""
+"""`engine.memory`: the bytes of programs, of inboxes and of items in flight."""
 
 import asyncio
 import threading
@@ -70,7 +70,7 @@ async def test_programs_say_what_xla_says() -> None:
 
     found = await engine.memory(report(3))
     [program] = node_of(found, "columns").programs
-    # With the same fusions: from JAX 0.10.2 on, some of the compiler's own are left out.
+    # Compiled with the same fusions: from JAX 0.10.2 on, Penstock leaves out some of the compiler's.
     compiled = jax.jit(columns.fn).lower(np.zeros((SIDE, SIDE), np.float32)).compile(compiler_options("cpu"))
     said = compiled.memory_analysis()
     assert program.arguments == f"x: float32[{SIDE}, {SIDE}]"
@@ -91,7 +91,7 @@ async def test_values_and_inboxes() -> None:
     assert (inner.inbox_bytes, inner.inbox_items) == (16 * MATRIX, 16)
     last = node_of(found, "page")
     assert last.result_bytes == 4 * SIDE + 3
-    assert last.inbox_bytes == 1000  # which is less than 16 items
+    assert last.inbox_bytes == 1000  # less than 16 items
     assert found.in_flight_bytes is not None
     assert MATRIX <= found.in_flight_bytes <= MATRIX + 8 * SIDE
     assert found.in_flight_device_bytes == 4 * SIDE
@@ -106,7 +106,7 @@ async def test_a_stream_is_read_and_its_values_count() -> None:
     source = node_of(found, "chunks")
     assert (source.result_bytes, source.inbox_bytes, source.inbox_items) == (MATRIX, 3 * MATRIX, 3)
     assert node_of(found, "columns").graph == "pages/columns"
-    assert node_of(found, "columns").inbox_bytes is None  # its items wait in the step around it
+    assert node_of(found, "columns").inbox_bytes is None  # its items wait in the step that contains it
     assert found.in_flight_bytes is not None
     assert 2 * MATRIX <= found.in_flight_bytes <= 8 * MATRIX
 

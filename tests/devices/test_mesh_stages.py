@@ -1,4 +1,4 @@
-"""StreamBuffer of a mesh as the stages of a pipeline: they compute different items at the same time."""
+"""Parts of a mesh as the stages of a pipeline: they compute different items at the same time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -91,7 +91,7 @@ async def test_a_stage_works_on_an_item_while_the_one_before_works_on_the_next()
 
         return compute
 
-    # One device each: on simulated ones, programs with collectives run one after the other on all meshes.
+    # One device for each stage: on simulated devices, programs with collectives run one at a time.
     line = devices.DeviceMesh(shape=(4,), axis_names=("stage",), device="cpu")
     first, second, third, last = map(stage, line.split("stage"), gates)
 

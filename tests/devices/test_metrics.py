@@ -27,7 +27,7 @@ from .gates import Gate
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collected]:
     with collecting(monkeypatch) as found:
-        found.registry.opened(CACHE)  # it was opened when it was imported
+        found.registry.opened(CACHE)  # the cache was opened when its module was imported
         yield found
 
 
@@ -83,7 +83,8 @@ async def test_compilations_hits_and_busy_time_stay_when_the_device_is_given_bac
 
     singles = ps.graph(single)
 
-    hits_before = collected.total(names.METRIC_COMPILE_CACHE_HITS, node="single")  # of the same test on another loop
+    # hits that the same test counted on another event loop
+    hits_before = collected.total(names.METRIC_COMPILE_CACHE_HITS, node="single")
     busy: list[float] = []
     for _ in range(2):
         async with engine.Engine() as own:
@@ -164,7 +165,7 @@ increments = ps.graph(incremented)
 
 
 def listed() -> dict[str, tuple[str, str, set[str]]]:
-    """Returns kind, unit and attributes of each metric but those of consumers, as the page lists them."""
+    """Returns kind, unit and attributes of each metric on the page, except the metrics of consumers."""
     page = (ROOT / "docs/how-to/metrics.md").read_text()
     found = re.findall(r"^\| `(penstock\.[\w.]+)` \| (\w+) \| `([^`]+)` \| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)
     return {
@@ -175,7 +176,7 @@ def listed() -> dict[str, tuple[str, str, set[str]]]:
 
 
 def emitted(collected: Collected) -> dict[str, tuple[str, str, set[str]]]:
-    """Returns the same of each metric that is collected now."""
+    """Returns kind, unit and attributes of each metric that is emitted now."""
     found: dict[str, tuple[str, str, set[str]]] = {}
     for name, metric in collected.metrics().items():
         if isinstance(metric.data, Histogram):
@@ -190,7 +191,7 @@ def emitted(collected: Collected) -> dict[str, tuple[str, str, set[str]]]:
 
 async def test_the_page_lists_exactly_what_is_emitted(collected: Collected) -> None:
     @ps.device_node(device="cpu:0", batch=ps.Batch(4, max_wait_seconds=0))
-    def fresh(x: jax.Array) -> jax.Array:  # a node counts where it was first used
+    def fresh(x: jax.Array) -> jax.Array:  # a new node, because a node is counted where it was first used
         return x + 1
 
     batched = ps.graph(fresh)

@@ -1,4 +1,4 @@
-"""What one process compiles, the next one reads."""
+"""The persistent cache: a process reads the programs that an earlier process compiled."""
 
 import json
 import subprocess
@@ -47,6 +47,6 @@ def test_a_second_process_reads_what_the_first_has_compiled(tmp_path: Path) -> N
     assert first == {"result": 512.0, "hits": 0, "misses": 1}
     assert [entry for entry in folder.iterdir() if entry.name.startswith("jit_node-")]
     second, log = run_child(folder)
-    if second["hits"] == 0 and "machine" in log:  # XLA refuses code of a CPU that it takes for another one
+    if second["hits"] == 0 and "machine" in log:  # XLA refuses code if it takes this CPU for another kind
         pytest.skip(f"this host rejects cached CPU programs: {log[-500:]}")
     assert second == {"result": 512.0, "hits": 1, "misses": 0}

@@ -26,14 +26,14 @@ def _no_warnings_of_dead_nodes() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A node: what it computes with JAX's functions and with NumPy's, and what of.
+    """A kind of node: its function, for JAX as well as NumPy, and the axes of its operands and its result.
 
-    Everything is positive, so that nothing cancels, and the error of a float32 stays small.
+    All numbers are positive, so that no sum cancels, and the error of a float32 stays small.
     """
 
     compute: Callable[..., Any]
-    needs: tuple[int, ...]  # axes that each operand has at least
-    axes: Callable[..., int]  # of the result
+    needs: tuple[int, ...]  # least number of axes of each operand
+    axes: Callable[..., int]  # number of axes of the result, given the axes of the operands
 
 
 def dot_splat(np_: Any, x: Any) -> Any:
@@ -47,13 +47,13 @@ KINDS = {
     "gate": Kind(lambda np_, x, y: np_.tanh(x) * y, (0, 0), max),
     "dot": Kind(lambda np_, x, y: np_.tanh(x) @ y, (2, 2), lambda x, y: 2),
     "dot_splat": Kind(dot_splat, (1,), lambda x: x),
-    # JAX 0.10.2 computes wrong values here, inside one node as well as in two that become one program.
+    # JAX 0.10.2 computes wrong values for this kind, inside one node as well as in two that become one program.
     "dot_splat_sum": Kind(lambda np_, x: dot_splat(np_, x).sum(0), (2,), lambda x: 1),
     "sum": Kind(lambda np_, x: x.sum(0), (1,), lambda x: x - 1),
     "largest": Kind(lambda np_, x: x.max(-1), (1,), lambda x: x - 1),
     "pair": Kind(lambda np_, x: {"a": x + 1, "b": (x * 2, 3.0)}, (0,), lambda x: x),
     "gathered": Kind(lambda np_, x: (x["p"][0] + x["p"][1]) * x["q"], (0, 0), max),
-    # Of these, no nodes are made: a graph takes them of what a node gives.
+    # These kinds make no nodes: a graph applies them to the result of a node.
     "row": Kind(lambda np_, x: x[1], (1,), lambda x: x - 1),
     "turned": Kind(lambda np_, x: x.T, (0,), lambda x: x),
 }
@@ -78,7 +78,7 @@ ALONE, BATCHED = nodes_of(None), nodes_of(ps.Batch(4))
 
 @dataclass(frozen=True)
 class Random:
-    """Lines (kind, operands), results, whether the nodes are batched, and before which call an effect stands."""
+    """A random graph: lines (kind, operands), results, whether nodes are batched, and the call that an effect precedes."""
 
     lines: tuple[tuple[str, tuple[int, ...]], ...]
     results: tuple[int, ...]

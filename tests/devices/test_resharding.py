@@ -1,4 +1,4 @@
-"""Arrays that lie elsewhere: moved, counted with their direction, and not waited for."""
+"""Arrays with another placement: they are moved, counted with their direction, and not waited for."""
 
 import asyncio
 
@@ -86,7 +86,7 @@ async def test_a_result_goes_from_mesh_to_mesh_before_it_is_ready() -> None:
         while after.compile_statistics().transfers < 2:
             await asyncio.sleep(0)
         second = tasks.create_task(service.run(beside(X)))
-        while other.compile_statistics().hits < 1:  # the thread of the second mesh waits for nothing, and goes on
+        while other.compile_statistics().hits < 1:  # the thread of the second mesh does not wait for the first mesh
             await asyncio.sleep(0)
         assert not first.done()
         gate.open()

@@ -1,4 +1,4 @@
-"""Saved calls whose state is on devices: arrays that are donated, a mesh, a fold, and batches before state."""
+"""Saved calls whose state is on devices: donated arrays, a mesh, a fold, and batches before state."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +22,7 @@ def step(weights: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @ps.node
 class Trainer:
-    """Gives its weights away at each step; so a state that was not copied would vanish."""
+    """Donates its weights at each step, so a state that was not copied would be deleted."""
 
     def __init__(self, mesh: jax.sharding.Mesh) -> None:
         self.mesh = mesh

@@ -1,4 +1,4 @@
-"""A device is chosen by name, and one that is not there is an error that lists those that are."""
+"""A device is chosen by name; the error for a missing device lists the devices that exist."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A JAX that computes wrong values is refused; one that is right is checked once."""
+"""The self-check: a JAX that computes wrong values is refused; a JAX that is right is checked once."""
 
 import sys
 import threading

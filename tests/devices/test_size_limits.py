@@ -1,4 +1,4 @@
-"""After a batch that did not fit, batches are smaller; now and then one is larger, and if it fits, they all are."""
+"""Batches that do not fit into memory: later batches are smaller, a larger one is tried at times, and sizes recover."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,7 +12,7 @@ SIZES = (1, 2, 4, 8, 16, 32)
 
 
 def full_batches(limit: SizeLimit, number: int, fits: Callable[[int], bool]) -> list[int]:
-    """Runs batches as large as they may be, one at a time, and halves of those that do not fit; returns all sizes."""
+    """Runs full batches one at a time, and halves of those that do not fit; returns all sizes."""
     ran: list[int] = []
     for _ in range(number):
         size = limit.max_calls or SIZES[-1]
@@ -33,7 +33,7 @@ def test_what_does_not_fit_is_halved_and_remembered_until_nothing_is_smaller() -
     assert limit.max_calls is None
     assert limit.exceeded(12)
     assert limit.max_calls == limit.size == 4
-    assert limit.exceeded(8)  # was on its way already: no news
+    assert limit.exceeded(8)  # this batch was on its way already, so the limit stays
     assert limit.size == 4
     assert limit.exceeded(2)
     assert limit.size == 1
@@ -61,14 +61,14 @@ def test_what_never_fits_is_tried_ever_more_seldom() -> None:
     limit = SizeLimit(SIZES)
     ran = full_batches(limit, 1 << 14, lambda size: size <= 4)
     tries = [number for number, size in enumerate(ran) if size > 4][3:]
-    pauses = [after - before - 2 for before, after in pairwise(tries)]  # but for the half
+    pauses = [after - before - 2 for before, after in pairwise(tries)]  # the half of a failed trial is not counted
     assert pauses[:6] == [32, 64, 128, 256, 512, 1024]
     assert set(pauses[6:]) == {1024}
     assert limit.max_calls == limit.size == 4
 
 
 def test_of_a_size_that_fits_now_and_then_a_failure_is_not_forgotten_at_once() -> None:
-    """As if one batch of 32 fits, and two on their way do not."""
+    """Here, one batch of 32 fits, and two in flight at once do not."""
     limit, failures = SizeLimit(SIZES), 0
     for _ in range(1 << 12):
         size = limit.max_calls or 32
@@ -105,7 +105,7 @@ def test_only_one_larger_batch_is_on_its_way() -> None:
     limit = SizeLimit(SIZES)
     full_batches(limit, 17, lambda size: size <= 16)
     assert limit.max_calls == 32
-    assert not limit.begins_trial(16)  # a few calls only: no try
+    assert not limit.begins_trial(16)  # 16 calls are within the limit: no trial
     assert limit.max_calls == 32
     assert limit.begins_trial(17)
     assert limit.max_calls == 16
@@ -135,7 +135,7 @@ def test_limits_are_of_their_own_group_and_are_forgotten() -> None:
     assert limits.largest == {"long": 16, "longer": 8}
     limits.fitted("long", 32, is_try=True)
     assert limits.largest == {"longer": 8}
-    assert limits.size("long") == 32  # for a while, it is known what it was
+    assert limits.size("long") == 32  # an old limit is kept for some more batches
     for _ in range(16):
         limits.fitted("long", 32, is_try=False)
     assert limits.size("long") is None

@@ -1,4 +1,4 @@
-"""Batches on devices that a snapshot has: they come back where they were, or where `data.to_device` puts new ones."""
+"""Batches on devices in snapshots: they are restored to their old placement, or to the one of `data.to_device`."""
 
 import re
 from collections.abc import AsyncIterator, Callable
@@ -69,7 +69,7 @@ async def whole(call: Any) -> list[tuple[Any, list[Any]]]:
 
 @ps.node
 def summed(batch: Any) -> Any:
-    """Gives one array that is split, one on every device, one on one of them, one that nobody has placed."""
+    """Gives a split array, a replicated array, an array on one device, and an array without a placement."""
     total = jax.device_put(np.asarray(batch).sum(), jax.devices()[5])
     return {"batch": batch, "mean": batch.mean(axis=0), "total": total, "new": jax.numpy.ones(2), "text": "x"}
 
@@ -191,7 +191,7 @@ async def test_batches_that_no_stage_has_split_are_refused(tmp_path: Path, shuff
         return split >> data.shuffled(5, seed=1) if shuffle else split
 
     where = r'shuffled\["held"\]\[0\]' if shuffle else r'\(stream\)\["unread"\]\[0\]'
-    every = {"every_records": 1} if shuffle else {}  # so that a barrier finds batches in the shuffle
+    every = {"every_records": 1} if shuffle else {}  # so that a barrier meets batches in the shuffle
     stream = engine.stream(call(make), checkpoint=ps.Checkpoint(tmp_path, **every))
     with pytest.raises((ps.EngineClosedError, ps.NotStorable)) as raised:
         await values_of(stream, 13)

@@ -1,4 +1,4 @@
-"""Batches that are put on devices ahead of who computes with them."""
+"""Batches that are put on devices ahead of the step that computes with them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -117,7 +117,7 @@ async def test_no_more_batches_are_placed_than_ahead() -> None:
         while len(made) != before:
             before = len(made)
             await asyncio.sleep(0.05)
-        # one read, three placed; the rest waits on the host: 16 of the source, one or two at each step
+        # 1 read, 3 placed, and on the host 16 of the source and one or two at each step
         assert before <= 1 + 3 + 16 + 5
 
 

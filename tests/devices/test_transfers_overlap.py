@@ -17,9 +17,9 @@ from .compiled import each_call
 
 
 class InFlight:
-    """Has computations be in flight until a test says that they have ended; tells what was transferred meanwhile.
+    """Keeps computations in flight until a test ends them; notes the transfers in the meantime.
 
-    A gate inside of a program would not do: a CPU runs one that calls back into Python in its dispatch.
+    A gate inside a program would not do: a CPU runs a program with a Python callback while it dispatches it.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ class InFlight:
         monkeypatch.setattr(dispatch, "are_ready", lambda arrays: False)  # pyright: ignore[reportUnknownLambdaType]
 
     def note(self, args: Any) -> None:
-        """Notes that the device has the arguments: then the call of a program comes back."""
+        """Notes that the device has the arguments, which is before the call of a program returns."""
         self.loop.call_soon_threadsafe(self.transferred.put_nowait, float(np.ravel(args[0])[0]))
 
 
@@ -69,5 +69,5 @@ async def test_the_next_item_is_transferred_while_the_present_one_computes(
     assert finished == [*range(1, 9)]
     computed = [one for one in profile.timeline.device_slices if one.kind == "compute"]
     assert len(computed) == 8
-    # What waits behind another computation has not begun.
+    # A computation that waits behind another one has not begun.
     assert all(after.began_seconds >= before.ended_seconds for before, after in pairwise(computed))

@@ -1,4 +1,4 @@
-"""`node.vmap(...)` gives what `jax.vmap` gives, at once, in chunks of one program, and over a mesh."""
+"""`node.vmap(...)` gives the result of `jax.vmap`, at once, in chunks of one program, and over a mesh."""
 
 import asyncio
 from typing import Any
@@ -101,7 +101,7 @@ async def test_rows_are_split_over_a_mesh_and_the_rest_of_a_chunk_is_padded() ->
     node = ps.device_node(device=MESH, pure=False)(look).vmap(batch_size=5)
     same(await run(node, X), X * 2)
     assert node.compile_statistics().programs == 1
-    # 5 rows would not be split evenly: a chunk has 8, one for each device.
+    # 5 rows do not divide evenly over the devices, so a chunk has 8 rows, one for each device.
     assert [sharding.shard_shape((8, 5)) for sharding in seen] == [(1, 5)]
 
 

@@ -1,7 +1,7 @@
-"""A JAX whose CPU fusions compute wrong values computes right ones here, and the environment stays as it was.
+"""Where CPU fusions of JAX compute wrong values, Penstock computes right ones, and the environment stays unchanged.
 
-Whether values are right shows where such a JAX is installed, as in `make test-newest`. What is done about it shows with
-every JAX: the programs below can count the installed one among the wrong ones.
+Wrong values can only be seen with such a JAX, as in `make test-newest`. The remedy can be tested with every JAX:
+the programs below can declare the installed JAX to be wrong.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ IS_WRONG = jaxlib_version.__version__ in WRONG_JAXLIBS
 
 
 def of_wrong_ones(test: Callable[..., None]) -> Callable[..., None]:
-    """Leave a test to `make test-long` where the installed JAX is right: each starts a Python with JAX."""
+    """Leave a test to `make test-long` where the installed JAX is right: each such test starts a Python with JAX."""
     return test if IS_WRONG else pytest.mark.long(test)
 
 

@@ -15,7 +15,7 @@ from penstock import engine
 
 @dataclass(frozen=True)
 class State:
-    """What an agent knows: with what JSON alone would not give back."""
+    """The state of an agent; it has types that JSON alone would not restore."""
 
     turn: int
     said: tuple[str, ...]
@@ -27,7 +27,7 @@ TURNS = 5
 
 
 def agent(durable: ps.Durable, turn: "Callable[[State], Any]", last: int = TURNS) -> "ps.Graph[[str], str]":
-    """Returns a graph whose loop runs `turn` until the state is at `last`."""
+    """Returns a graph whose loop runs `turn` until the state has reached turn `last`."""
     body = ps.node(effectful=True)(turn)
 
     @ps.node
@@ -51,7 +51,7 @@ def agent(durable: ps.Durable, turn: "Callable[[State], Any]", last: int = TURNS
 
 
 def durable_in(place: str) -> ps.Durable:
-    """Returns where loops are kept: in a file, or in a database of PostgreSQL."""
+    """Returns where loops are stored: in a file, or in a PostgreSQL database."""
     return ps.Durable(ps.PostgresStore(place) if place.startswith("postgresql://") else Path(place))
 
 
@@ -64,7 +64,7 @@ def say(word: str) -> None:
 
 
 async def main(file: str, key: str, answer: str | None = None) -> None:
-    """Runs the agent; prints what runs, line by line, and then the outcome."""
+    """Runs the agent; prints each turn that runs, and then the outcome."""
 
     async def turn(state: State) -> State:
         say(f"turn {state.turn}")
@@ -88,7 +88,7 @@ async def main(file: str, key: str, answer: str | None = None) -> None:
 
 
 async def resume_all(file: str) -> None:
-    """Goes on with all keys; prints what runs, and which could not."""
+    """Resumes all keys; prints each turn that runs, and each key that failed."""
 
     async def turn(state: State) -> State:
         say(f"turn {state.turn}")
@@ -99,7 +99,7 @@ async def resume_all(file: str) -> None:
 
 
 async def fork(file: str) -> None:
-    """Runs a loop here, one in a forked child while the file is open here, and another one here."""
+    """Runs one loop here, one in a forked child while the file is open here, and another one here."""
 
     async def turn(state: State) -> State:
         return next_state(state, f"word{state.turn}")

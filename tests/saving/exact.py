@@ -1,4 +1,4 @@
-"""`exact`, which tells values apart that differ in a single bit, in a type, or in the order of the axes of an array."""
+"""`exact` tells values apart that differ in a single bit, in a type, or in the order of the axes of an array."""
 
 import dataclasses
 from typing import Any
@@ -9,8 +9,8 @@ import numpy as np
 def exact(value: Any) -> Any:
     """Returns texts, bytes and tuples that are equal if, and only if, the values are the same to the last bit."""
     kind = type(value).__name__
-    if hasattr(value, "sharding"):  # an array of JAX
-        if str(value.dtype).startswith("key"):  # of random numbers
+    if hasattr(value, "sharding"):  # a JAX array
+        if str(value.dtype).startswith("key"):  # of random keys
             return kind, str(value.dtype), np.asarray(value._base_array).tobytes()
         where = (
             value.committed,
@@ -30,6 +30,6 @@ def exact(value: Any) -> Any:
         return kind, *sorted(map(repr, map(exact, value)))
     if dataclasses.is_dataclass(value):
         return kind, *((field.name, exact(getattr(value, field.name))) for field in dataclasses.fields(value))
-    if hasattr(value, "model_fields_set"):  # a model of pydantic
+    if hasattr(value, "model_fields_set"):  # a pydantic model
         return kind, exact(value.__getstate__())
     return kind, value.hex() if isinstance(value, float) else repr(value)

@@ -1,4 +1,4 @@
-"""Trainings that are killed with SIGKILL at random moments and started again: what they give is that of one without.
+"""Trainings that are killed with SIGKILL at random moments and restarted: they give the results of one without kills.
 
     python -m tests.saving.killed --kills 20            the language model of the examples, killed 20 times
     python -m tests.saving.killed --kills 20 numbers    sums in NumPy, through threads, a shuffle and a split
@@ -30,12 +30,12 @@ RECORDS = 3000
 KILLS_AT = "KILLS_AT_STEP"
 
 
-# The child: it goes on from its newest snapshot, and appends what it gets to a file.
+# The child: it continues from its newest snapshot, and appends its results to a file.
 
 
 @ps.node
 class Sums:
-    """Results depend on all values before, and on the order in which they are added."""
+    """Results depend on all values before, and on the order of the additions."""
 
     def __init__(self) -> None:
         self.weights = np.linspace(0.1, 1, 1000)
@@ -121,7 +121,7 @@ TRAININGS = {"numbers": numbers, "model": model}
 
 
 def kill_at_step(count: int) -> None:
-    """Has this process kill itself before so many steps of writing have been made."""
+    """Makes this process kill itself before step number `count` of writing snapshots."""
     left = count
 
     def step(name: str, path: Path) -> None:
@@ -146,10 +146,10 @@ def start(training: str, folder: Path, seed: int, kills_at: int | None = None) -
 
 
 def results_of(folder: Path) -> dict[str, str]:
-    """Returns what a training gave, by place.
+    """Returns the results of a training, by position.
 
     Raises:
-        AssertionError: what came again was another one.
+        a result that came again differs.
     """
     found: dict[str, str] = {}
     path = folder / "results"
@@ -161,17 +161,17 @@ def results_of(folder: Path) -> dict[str, str]:
 
 
 def killed_training(training: str, folder: Path, kills: int, seed: int, seconds: float) -> tuple[dict[str, str], int]:
-    """Kills a training so many times, and lets it come to its end; returns its results, and how often it was killed."""
+    """Kills a training `kills` times, and then lets it end; returns its results, and the number of kills."""
     draw, killed = random.Random(seed), 0
     for number in range(kills):
         at_a_step = draw.randint(1, 40) if number % 2 else None
         child = start(training, folder, draw.randrange(1000), at_a_step)
         begun = results_of(folder)
         if at_a_step is None:
-            while child.poll() is None and len(results_of(folder)) == len(begun):  # until it has gone on
+            while child.poll() is None and len(results_of(folder)) == len(begun):  # until it has a new result
                 time.sleep(0.02)
             try:
-                child.wait(draw.random() * seconds)  # the moment of the kill, which nothing waits for
+                child.wait(draw.random() * seconds)  # a random moment for the kill; no assertion depends on it
             except subprocess.TimeoutExpired:
                 child.kill()
         child.wait()
@@ -198,7 +198,7 @@ def main() -> int:
         whole, _ = killed_training(options.training, Path(folder) / "whole", 0, 1, 0)
         print(f"{len(whole)} results without a kill", flush=True)
         kills, seed = 0, options.seed
-        while kills < options.kills:  # a training may end before it has been killed so often
+        while kills < options.kills:  # a training may end before all of its kills
             here = Path(folder) / str(seed)
             got, killed = killed_training(options.training, here, options.kills - kills, seed, options.seconds)
             same = sum(whole.get(place) == value for place, value in got.items())

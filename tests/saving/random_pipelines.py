@@ -1,6 +1,6 @@
 """Pipelines that a seed draws, interrupted anywhere and started again, with other concurrency and other buffers.
 
-What comes is, in all, bit by bit what an uninterrupted run gives; or the graph is refused when it is started.
+Together, the runs give the values of one uninterrupted run, bit by bit; or the graph is refused at its start.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class Draw(random.Random):
     """Draws a pipeline.
 
     Attributes:
-        risks: why the graph may be refused: "untold" for an object that cannot tell its state, for which it has to be.
+        why the graph may be refused. With "untold", it must be refused: an object cannot tell its state.
     """
 
     def __init__(self, seed: str) -> None:
@@ -37,7 +37,7 @@ class Draw(random.Random):
 
 
 def level(value: Any) -> int:
-    """Returns a number that any value has, and on which stages decide."""
+    """Returns a number for any value; stages decide by it."""
     if isinstance(value, tuple | list):
         return sum(map(level, value))
     return int(abs(float(np.sum(np.asarray(value)))) * 10)
@@ -53,7 +53,7 @@ async def wait(value: Any) -> None:
 
 @ps.node
 class Trainer:
-    """Each result depends on all values before it, and rounds; its arrays are tied, and in Fortran order."""
+    """Each result depends on all values before it, and on rounding. Its arrays are shared, and in Fortran order."""
 
     def __init__(self) -> None:
         self.weights = np.full((2, 3), 0.1).T
@@ -67,7 +67,7 @@ class Trainer:
         self.weights = state["in"]
 
     async def __call__(self, value: Any) -> float:
-        self.weights *= 0.9  # in place: what was stored must be a copy
+        self.weights *= 0.9  # in place, so the snapshot must have a copy
         await wait(value)
         self.held["out"][0] += float(np.sum(value)) / 7
         self.held["seen"].add(level(value))
@@ -83,7 +83,7 @@ class InOrder(Trainer):
 
 @ps.node
 class Running:
-    """A class that reads a stream and gives another, with fewer values."""
+    """A class that reads a stream and gives another stream with fewer values."""
 
     def __init__(self) -> None:
         self.held: list[float] = []
@@ -102,7 +102,7 @@ class Running:
                 self.held = []
 
 
-# Objects with state that a stage calls: one that can tell its state, and one that cannot.
+# Stateful objects that a stage calls: one class can tell its state, the other cannot.
 
 
 class Untold:
@@ -235,7 +235,7 @@ def in_control(one: Untold, width: int) -> Stage:
     return lambda stream: ps.map_each(body, stream, concurrency=width)
 
 
-# Stages: what makes one, which of numbers and batches it takes, and what it gives.
+# Stages: a function that makes the stage, its input (numbers, batches or any), and its output.
 
 
 @ps.node
@@ -296,7 +296,7 @@ def is_kept(value: Any) -> bool:
     return level(value) % 5 != 0
 
 
-# By name: what makes one of a number that the pipeline draws, and of one that may be another after a restart.
+# By name. The function takes a number that the pipeline draws, and a width that may differ after a restart.
 STAGES: dict[str, tuple[Callable[[int, int], Stage], str, str]] = {
     "slow": (lambda _, width: lambda stream: ps.map_each(slow, stream, concurrency=width), "any", "same"),
     "skipping": (
@@ -358,7 +358,7 @@ def joined(stream: Any, width: int) -> Any:
 
 
 def nested(stream: Any, size: int, width: int) -> Any:
-    """A split in a branch of another, whose branches meet before or behind the other one's."""
+    """A split in a branch of another split; the inner branches join before or behind the outer ones."""
     left, right = stream >> data.split(2, ahead=width)
     above, below = ps.map_each(slow, right, concurrency=width) >> data.split(2, ahead=width)
     if size % 2:
@@ -367,7 +367,7 @@ def nested(stream: Any, size: int, width: int) -> Any:
 
 
 def controlled(trainer: Trainer, width: int, size: int) -> Stage:
-    """A loop in a branch, and a switch; with a class in it, one item after the other."""
+    """A loop in a branch, and a switch that contains a class; the class handles one item at a time."""
     alone = size % 2
 
     async def halves(value: Any) -> Any:
@@ -384,7 +384,7 @@ def controlled(trainer: Trainer, width: int, size: int) -> Stage:
 
 
 class Lines:
-    """An iterator that knows where it is."""
+    """An iterator that can tell and restore its position."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -433,7 +433,7 @@ def values_of(records: data.Records[Any]) -> Any:
 
 
 def source_of(name: str, draw: Draw, free: Draw) -> tuple[Callable[[], Any], str]:
-    """Returns what makes the stream of a source, in the graph, and what it gives."""
+    """Returns a function that makes the stream of a source in the graph, and the kind of its values."""
     seed, width, size = draw.randint(1, 9), free.randint(1, 9), draw.randint(1, 5)
     reads = data.read(SOURCE, runs_on=draw.choice(["loop", "thread"]), concurrency=width)
     mixed = {"seed": seed, "until": draw.choice(["first", "all"]), "count": draw.choice([None, 50])}
@@ -477,19 +477,19 @@ SOURCES = [
 ]  # fmt: skip
 
 
-# One pipeline: drawn, run as a whole, interrupted.
+# One pipeline: drawn, run as a whole, and interrupted.
 
 First = Callable[[Draw, Draw], Stage]
 
 
 def call(seed: int, run: int, first: First | None = None, only: Sequence[str] = ()) -> tuple[Any, list[str], set[str]]:
-    """Returns a new call of the pipeline of a seed, the names of what is in it, and why it may be refused.
+    """Returns a new call of the pipeline of a seed, the names of its source and stages, and why it may be refused.
 
     Args:
         seed: the seed.
-        run: the number of the start, which decides on concurrency and buffers.
-        first: makes the stage that comes first, which takes numbers and gives batches.
-        only: the source and the stages, in place of those that the seed chooses.
+        the number of the start, which chooses concurrency and buffers.
+        makes the first stage, which takes numbers and gives batches.
+        the source and the stages, instead of those that the seed chooses.
     """
     draw, free = Draw(f"pipeline {seed}"), Draw(f"start {run} of {seed}")
     source = only[0] if only else draw.choice(SOURCES)
@@ -502,7 +502,7 @@ def call(seed: int, run: int, first: First | None = None, only: Sequence[str] = 
     if first is not None:
         stages += [data.unbatched()] if kind == "batch" else []
         stages.append(first(draw, free))
-        kind = "device"  # which stages of batches do not take
+        kind = "device"  # stages of batches do not take batches on devices
     for name in names:
         draw.risks.clear()
         stage, takes, gives = stage_of(name, draw, free)
@@ -523,7 +523,7 @@ def call(seed: int, run: int, first: First | None = None, only: Sequence[str] = 
 
 
 class Reader:
-    """What is trained in the `async for`."""
+    """The model that the reader trains in the `async for`."""
 
     def __init__(self) -> None:
         self.weights = np.zeros((2, 2))
@@ -540,12 +540,12 @@ class Reader:
 
 
 class Interrupted:
-    """The pipeline of a seed: its results, and what came of it.
+    """The pipeline of a seed, and how its runs went.
 
     Attributes:
-        names: what is in it.
-        is_refused: whether it was, when it was started.
-        length: how many values it has given.
+        the names of its source and stages.
+        whether the graph was refused at its start.
+        the number of values of a whole run.
     """
 
     def __init__(self, seed: int, first: First | None = None, only: Sequence[str] = ()) -> None:
@@ -559,7 +559,7 @@ class Interrupted:
         _, self.names, self._risks = call(seed, 0, *self._drawn)
 
     async def check(self) -> None:
-        """Compares what comes in several runs with what comes in one."""
+        """Compares the values of several interrupted runs with those of one whole run."""
         reader = Reader()
         async with engine.stream(call(self._seed, 0, *self._drawn)[0]) as stream:
             whole = [(exact(value), reader.learned(value)) async for value in stream]
@@ -583,7 +583,7 @@ class Interrupted:
         assert [got.get(place) for place in range(len(got))] == whole
 
     async def _run(self, folder: Path, limit: int | None, got: dict[int, Any]) -> bool:
-        """Goes on from the newest snapshot, for at most so many values; returns whether the end has come."""
+        """Continues from the newest snapshot, for at most `limit` values; returns whether the stream has ended."""
         self._starts += 1
         reader = Reader()
         every = "every_records" if self._seed % 2 else "every_values"
@@ -605,7 +605,7 @@ class Interrupted:
 def check_seeds(
     seeds: range, loop: Callable[[], asyncio.AbstractEventLoop], test: str, first: First | None = None
 ) -> tuple[Counter[str], Counter[str]]:
-    """Checks the pipelines of some seeds; returns how often each stage was kept, and how often refused."""
+    """Checks the pipelines of some seeds; returns how often each stage ran, and how often it was refused."""
     only = seed_to_replay()
     kept, refused = Counter[str](), Counter[str]()
     for seed in seeds if only is None else [only]:

@@ -1,4 +1,4 @@
-"""Classes whose instances the tests store: an import has to find them."""
+"""Classes whose instances the tests store: they are in a module of their own, so that reading can import them."""
 
 import enum
 import functools

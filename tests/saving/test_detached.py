@@ -1,4 +1,4 @@
-"""Detached calls of a deployment: they go on without a reader, and a reader attaches to them by their key."""
+"""Detached calls of a deployment: they run without a reader, and a reader can attach to them by key."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
 
 
 class Job:
-    """What an agent does in its turns: it emits the turn and a word, and waits for its gate in some."""
+    """The body of an agent: each turn emits its number and a word, and some turns wait for the gate."""
 
     def __init__(self, store: ps.LoopStore | Path) -> None:
         self.durable = ps.Durable(store)
@@ -222,7 +222,7 @@ async def test_what_a_call_can_be_attached_to_by(job: Job, tmp_path: Path) -> No
         with pytest.raises(ps.KeyStopped, match=r"was stopped, or its process has died; service\.resume"):
             await service.attach("k", events=int).wait_started()
         assert await service.resume("k") == WORDS
-        late = service.attach("k", events=int, after=7)  # a number of the other process
+        late = service.attach("k", events=int, after=7)  # an event number from the other process
         assert [item async for item in late] == [engine.Missed(None)]
         assert await late.result() == WORDS
 
@@ -273,7 +273,7 @@ async def test_refusals_name_the_remedy(job: Job, service: engine.Service[[str],
 async def test_a_drain_waits_for_detached_calls_which_are_read_meanwhile_and_an_abort_ends_them(job: Job) -> None:
     job.in_turn = {1: job.waits}
     async with engine.deploy(job.graph) as service:
-        stream = begin(service, job)  # it has not even taken its key
+        stream = begin(service, job)  # the call has not even taken its key
         draining = asyncio.ensure_future(service.drain())
         await job.at_gate.wait()
         reader = service.attach("k", events=int)
@@ -306,7 +306,8 @@ def test_a_call_that_a_handler_begins_has_not_the_deadline_of_its_item() -> None
                 async def beside() -> None:
                     begin(service, job)
 
-                await asyncio.create_task(beside())  # the end of its handler does not end it, but a deadline would
+                # the end of the handler does not end the call, but a deadline would
+                await asyncio.create_task(beside())
                 return x
 
             outer = ps.graph(begins)
@@ -328,7 +329,7 @@ async def test_loops_are_kept_where_an_option_says(job: Job, tmp_path: Path) -> 
     with ps.execution_options(durable=other):
         await engine.run(job.graph("q"), durable_key="o")
     async with engine.deploy(job.graph, durable=other) as service:
-        with ps.execution_options(durable=job.durable):  # a deployment keeps its own
+        with ps.execution_options(durable=job.durable):  # the deployment keeps its own store
             await service.run(job.graph("q"), durable_key="d")
         assert await service.stream(job.graph("q"), durable_key="t", events=int, detached=True).result() == WORDS
         assert await service.resume("k") == await service.attach("k", events=int).result() == WORDS

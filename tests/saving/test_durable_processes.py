@@ -1,4 +1,4 @@
-"""Durable loops over several processes: killed, refused, taken over, asked and answered elsewhere."""
+"""Durable loops over several processes: killed, refused, taken over, asked in one process and answered in another."""
 
 import os
 import random
@@ -24,7 +24,7 @@ def command(file: Path | str, *arguments: str, function: str = "main") -> list[s
 
 
 def run(file: Path | str, *arguments: str, **environment: str) -> list[str]:
-    """Runs the agent in a process of its own; returns what it says."""
+    """Runs the agent in a process of its own; returns the lines that it prints."""
     done = subprocess.run(
         command(file, *arguments), cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
         timeout=50, check=False,
@@ -46,7 +46,7 @@ def test_a_process_that_is_killed_in_every_turn_comes_to_its_end(tmp_path: Path)
     for turn in range(TURNS):
         said = run(file, "k", DIE_IN=str(turn))
         assert said[-1] == f"turn {turn}"
-        assert len(said) == (1 if turn == 0 else 2)  # the one that was interrupted runs again, none before it
+        assert len(said) == (1 if turn == 0 else 2)  # the interrupted turn runs again, the turns before it do not
     assert run(file, "k") == [f"turn {TURNS - 1}", f"result {WORDS}"]
 
 
@@ -62,7 +62,7 @@ def test_a_key_that_is_under_way_in_another_process_is_refused_and_taken_over_wh
             assert str(first.pid) in refused
             assert run(file, "another")[-1] == f"result {WORDS}"
             first.send_signal(signal.SIGKILL)
-            # Nobody has asked for its exit status yet: it is still in the table of processes.
+            # The process is a zombie: no parent has read its exit status, so it is still in the table of processes.
             os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
             assert run(file, "k") == [*(f"turn {number}" for number in range(2, TURNS)), f"result {WORDS}"]
         finally:
@@ -73,7 +73,7 @@ def test_an_agent_asks_and_goes_on_in_another_process(tmp_path: Path) -> None:
     file = tmp_path / "loops.db"
     asked = ["turn 3", "asked k what comes in turn 3?"]
     assert run(file, "k", ASK_IN="3")[-2:] == asked
-    assert run(file, "k", ASK_IN="3") == asked  # it still waits
+    assert run(file, "k", ASK_IN="3") == asked  # the call still waits for its answer
     assert run(file, "k", "peace", ASK_IN="3") == ["turn 3", "turn 4", "result word0 word1 word2 peace word4"]
 
 
@@ -126,12 +126,12 @@ def test_a_process_that_is_killed_at_any_moment_runs_no_turn_again_whose_state_w
                     assert said == f"result {WORDS}\n"
                     break
                 turn = int(said.removeprefix("turn "))
-                # The one that was killed in, or the one after it, if its state was kept before the end.
+                # The turn of the kill, or the turn after it, if its state was stored before the kill.
                 assert turn in (last, last + 1)
                 for _ in range(chance.randrange(3)):
                     said = process.stdout.readline()
                     turn = int(said.removeprefix("turn ")) if said.startswith("turn ") else turn
-                for _ in range(chance.randrange(200_000)):  # it is killed in the midst of something
+                for _ in range(chance.randrange(200_000)):  # a busy wait, so that the kill comes at any moment
                     pass
                 process.kill()
                 rest = process.stdout.read().splitlines()

@@ -1,4 +1,4 @@
-"""What was stored comes back equal, with the same types, or is refused where it is."""
+"""Stored values are read as equal values of the same types; an error shows where a value cannot be stored."""
 
 import collections
 import datetime
@@ -32,11 +32,11 @@ DTYPES = [
     np.dtype({"names": ["a", "b"], "formats": ["u1", "<f8"], "offsets": [0, 8], "itemsize": 24}),
     *(np.dtype(kind) for kind in vars(ml_dtypes).values() if isinstance(kind, type) and issubclass(kind, np.generic)),
 ]
-PADDED = [dtype for dtype in DTYPES if dtype.char in "gG" or dtype.names]  # some of their bytes mean nothing
+PADDED = [dtype for dtype in DTYPES if dtype.char in "gG" or dtype.names]  # dtypes with padding bytes
 
 
 def comes_back(value: Any, template: Any = None) -> Any:
-    """Stores a value as one bytes object, and reads it again; as snapshots do, too, which gives no other value."""
+    """Stores a value as one bytes object, and reads it; checks that the encoding of snapshots gives an equal value."""
     found = decode(Encoded.from_bytes(encode(value).to_bytes()), template)
     assert same(decode(Encoded.from_bytes(encode(value, exact=True).to_bytes()), template), found)
     return found
@@ -47,7 +47,7 @@ def comes_back_exactly(value: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are equal and of the same types, all the way down; unlike `==`, it sees that 1 is not True."""
+    """Whether two values are equal and of the same types at every level; unlike `==`, it tells 1 from True."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
@@ -107,7 +107,7 @@ def filled(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]
     size = math.prod(shape)
     if dtype.kind == "b":
         return (np.arange(size) % 2 == 1).reshape(shape)
-    if dtype.kind == "U":  # not every number is a character
+    if dtype.kind == "U":  # not every number is a valid character
         return np.array([chr(97 + at % 26) for at in range(size)], dtype).reshape(shape)
     raw = np.random.default_rng(1).integers(0, 256, size * dtype.itemsize, dtype="u1")
     if dtype.type.__module__.startswith("ml_dtypes") and dtype.itemsize == 1:
@@ -144,7 +144,7 @@ ALIGNED = np.dtype([("label", "i1"), ("weight", "f8")], align=True)
 
 
 def with_padding(array: Any, filler: int) -> Any:
-    """Return the same values, with this in each byte that has no meaning."""
+    """Return the same values, with `filler` in each padding byte."""
     new: Any = np.ndarray(array.shape, array.dtype, np.full(max(1, array.nbytes), filler, "u1"))
     if array.dtype.names is not None:
         for name in array.dtype.names:
@@ -192,7 +192,7 @@ def test_the_bytes_are_a_safetensors_file_for_everyone() -> None:
         if read.dtype == array.dtype:
             assert np.array_equal(read, array, equal_nan=array.dtype.kind == "f")
         assert array.dtype in PADDED or read.tobytes() == array.tobytes()
-    assert np.dtype("float32") in {array.dtype for array in found.values()}  # others are raw bytes
+    assert np.dtype("float32") in {array.dtype for array in found.values()}  # some other dtypes are read as raw bytes
     without = encode({"messages": [{"role": "user"}]}).to_bytes()
     assert json.loads(without) == {"penstock": 1, "value": {"messages": [{"role": "user"}]}}
 
@@ -206,7 +206,7 @@ def test_the_bytes_are_a_safetensors_file_for_everyone() -> None:
         stored.Model(name="a", parts=[stored.Model(name="b")], at=stored.Point(1)), stored.Open(value=(1,), more={2}),
         stored.Root([1, 2]), stored.Versioned(3), {stored.Level.LOW: stored.Word.YES, stored.Pair(1): 2},
     ],
-    ids=lambda value: repr(value).partition(" at 0x")[0],  # ids of one process are those of another
+    ids=lambda value: repr(value).partition(" at 0x")[0],  # without addresses, so that all processes have the same ids
 )  # fmt: skip
 def test_instances_come_back(value: Any) -> None:
     found = comes_back(value)
@@ -223,7 +223,7 @@ def test_what_equality_does_not_see_of_an_instance_comes_back() -> None:
     assert (found._secret, found.model_fields_set) == (5, {"name"})
     assert comes_back(stored.Open(value=1, more=2)).model_extra == {"more": 2}
     point = stored.Point(-1)
-    assert point.size == 1  # kept in the instance; computed anew
+    assert point.size == 1  # the instance caches its size; after reading, it is computed anew
     assert comes_back(point).size == 1
 
 
@@ -311,7 +311,7 @@ def test_the_order_of_the_axes_of_an_array_is_kept(data: st.DataObject) -> None:
     array = array[(*(slice(None, None, data.draw(st.sampled_from([1, 2, -1]))) for _ in shape), ...)]
     if data.draw(st.booleans()):
         array = np.broadcast_to(array, (2, *array.shape)).swapaxes(0, data.draw(st.integers(0, len(shape))))
-    expected = np.array(array, order="K")  # NumPy's copy with the same order of axes, which is dense
+    expected = np.array(array, order="K")  # NumPy's dense copy with the same order of axes
     for found in (comes_back_exactly(array), decode(encode(array, exact=True))):
         assert same(found, expected)
         assert found.flags.writeable

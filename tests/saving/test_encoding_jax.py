@@ -1,4 +1,4 @@
-"""Arrays of JAX come back as those of NumPy, or, with a template, as those of JAX, where the template has them."""
+"""JAX arrays are read as NumPy arrays; with a template, they are read as JAX arrays with the template's placement."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def test_what_came_back_without_a_template_can_have_one_later() -> None:
 @pytest.mark.parametrize("shape", [(), (2, 2), (0,)])
 @pytest.mark.parametrize("value", [1, 1.5])
 def test_a_weak_type_stays_one(value: float, shape: tuple[int, ...]) -> None:
-    weak = jnp.broadcast_to(jnp.asarray(value), shape)  # its dtype gives way to that of what it is added to
+    weak = jnp.broadcast_to(jnp.asarray(value), shape)  # weakly typed: in a sum, the other operand's dtype wins
     assert weak.weak_type
     found = comes_back([weak], [weak])[0]
     assert (found.weak_type, found.dtype, found.tolist()) == (True, weak.dtype, weak.tolist())

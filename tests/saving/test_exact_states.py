@@ -1,4 +1,4 @@
-"""States come back as they were: the order of axes, which rounding depends on, and objects that are there twice."""
+"""States are restored exactly: the order of axes, on which rounding depends, and objects that occur twice."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,7 +23,8 @@ class Keeping:
 @ps.node
 class Transposed(Keeping):
     def __init__(self) -> None:
-        self.held = np.random.default_rng(1).standard_normal((64, 1000)).astype(np.float32).T  # as a solver returns it
+        # Fortran order, as a solver may return it
+        self.held = np.random.default_rng(1).standard_normal((64, 1000)).astype(np.float32).T
 
     def __call__(self, record: data.Record[None]) -> str:
         self.held *= np.float32(0.999)
@@ -43,7 +44,7 @@ class Tied(Keeping):
 
 @ps.node
 class Strided(Keeping):
-    """Keeps a view of every second row of an array in Fortran order, and gives arrays of all layouts."""
+    """Keeps a view of every second row of an array in Fortran order, and returns arrays of all layouts."""
 
     def __init__(self) -> None:
         self.held = np.asfortranarray(np.random.default_rng(2).standard_normal((40, 30, 20)))[::2]
@@ -55,7 +56,7 @@ class Strided(Keeping):
 
 @ps.node
 class Graph(Keeping):
-    """Nodes of a graph of objects, each of which two others refer to."""
+    """Keeps a graph of objects, each of which two others refer to."""
 
     def __init__(self) -> None:
         leaf: dict[str, Any] = {"count": 0}

@@ -1,4 +1,4 @@
-"""Questions to a person: how a call ends with one, what cannot take it, and how answers find their questions."""
+"""Questions to a person: how a call ends with one, which graphs cannot ask, and how answers find their questions."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -187,7 +187,7 @@ async def test_answers_are_found_by_question_and_order(store: MemoryStore) -> No
     assert await asked(graph) == "same?"
     assert await asked(graph, answer=1) == "other?"
     assert await asked(graph, answer=2) == "same?"
-    assert await asked(graph, answer=3) == "same?"  # of the next iteration: answers are of one
+    assert await asked(graph, answer=3) == "same?"  # the next iteration asks anew: an answer holds for one iteration
     assert ran == [0, 0, 0, 0, 1]
     assert await asked(graph, answer=4) == "other?"
     assert await asked(graph, answer=5) == "same?"
@@ -362,7 +362,7 @@ async def test_an_answer_with_a_token_is_to_its_question_alone(store: MemoryStor
             await engine.run(asking, durable_key="k", answer=answer)
         return asked.value.token
 
-    for _ in range(2):  # of two loops of one key
+    for _ in range(2):  # for two loops of one key
         first = await token()
         assert await token() == first
         with pytest.raises(ps.OptionsError, match="waits for the answer to 'again\\?', and this answer is for another"):
@@ -433,7 +433,7 @@ async def test_an_answer_that_is_not_asked_for_is_logged(
     assert "durable.answer_not_asked_for" in capsys.readouterr().out
 
 
-# An outcome of its own.
+# An interrupt is an outcome of its own.
 
 
 async def test_an_interrupted_call_is_counted_as_that_and_leaves_its_place(store: MemoryStore) -> None:

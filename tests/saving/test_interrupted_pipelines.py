@@ -1,4 +1,4 @@
-"""Random pipelines, interrupted anywhere and started again, give in all what an uninterrupted one gives, bit by bit."""
+"""Random pipelines, interrupted and restarted anywhere, give together the values of one whole run, bit by bit."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The intervals of snapshots: how much a kill loses, however far ahead the steps are, and how often they are copied."""
+"""Intervals of snapshots: the values that a kill loses, however far ahead the steps are, and the number of copies."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -30,7 +30,7 @@ async def slow_at_times(record: data.Record[Any]) -> int:
 
 @ps.graph
 async def feed(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
-    """Values that a shuffle, 32 items of a `map_each`, and batches that were read ahead hold on their way."""
+    """Values wait in a shuffle, in a `map_each` of 32 items, and in batches that were read ahead."""
     values = ps.map_each(slow_at_times, records >> data.shuffled(64, seed=1), concurrency=32)
     return values >> data.batched(4) >> data.prefetched(200)
 
@@ -43,9 +43,9 @@ async def one_by_one(records: AsyncIterator[data.Record[None]]) -> AsyncIterator
 async def live(
     call: Any, checkpoint: ps.Checkpoint, values: int | None, checkpoint_at: int | None = None
 ) -> tuple[int, list[Any]]:
-    """Reads so many values, or all, and dies; returns where this life has begun, and what it has read.
+    """Reads `values` values, or all, and dies; returns the position where this life began, and the values that it read.
 
-    The end of the block waits for a snapshot that is being written, and makes none.
+    The end of the block waits for a snapshot that is being written, and starts none.
     """
     got: list[Any] = []
     async with engine.stream(call, checkpoint=checkpoint) as stream:
@@ -53,7 +53,7 @@ async def live(
         async for value in stream:
             got.append(exact(value))
             if len(got) == checkpoint_at:
-                while stream.statistics().submitted < 200:  # those that are read ahead count as well
+                while stream.statistics().submitted < 200:  # values that were read ahead count as well
                     await asyncio.sleep(0)
                 await stream.checkpoint()
             if len(got) == values:
@@ -63,14 +63,14 @@ async def live(
 
 @pytest.mark.parametrize("read_ahead_at", [None, 5])
 async def test_each_life_goes_on_from_the_last_multiple(tmp_path: Path, read_ahead_at: int | None) -> None:
-    """Also where a life begins with values that the one before had read ahead."""
+    """This also holds for a life that begins with values that the life before had read ahead."""
     async with engine.stream(feed(ordered())) as stream:
         whole = [exact(value) async for value in stream]
     checkpoint = ps.Checkpoint(tmp_path, every_values=23)
     got: dict[int, Any] = {}
     begins: list[int] = []
     if read_ahead_at is not None:
-        # Without barriers on their way, so that all that the steps hold becomes unread.
+        # No barrier is on its way here, so all values that the steps hold become unread values.
         never = ps.Checkpoint(tmp_path, every_seconds=None)
         await live(feed(ordered()), never, read_ahead_at, read_ahead_at)
     for values in [30] * 8 + [None]:
@@ -108,11 +108,11 @@ def tokens(record: data.Record[Any]) -> Any:
         ("packed", 20, 25),
         ("some", 20, 25),
         ("two of one", 3, 3),
-        ("few, then all", 20, 25 + 2 * 16),  # and what two streams hold
+        ("few, then all", 20, 25 + 2 * 16),  # and as many as two streams hold
     ],
 )
 async def test_a_reader_meets_a_barrier_in_time(tmp_path: Path, pipeline: str, every: int, most: int) -> None:
-    """At 20, 40 and 60 where a number of records makes one value; else a quarter later at most."""
+    """At 20, 40 and 60 if a fixed number of records makes one value; otherwise at most a quarter later."""
 
     @ps.graph
     async def made(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
@@ -128,7 +128,7 @@ async def test_a_reader_meets_a_barrier_in_time(tmp_path: Path, pipeline: str, e
 
 
 async def written(stream: Any) -> None:
-    """Waits for the snapshot that is being written, which a reader does not."""
+    """Waits for the snapshot that is being written; a reader does not wait for it."""
     while (writing := stream._start().saving._writing) is not None:
         await asyncio.wait([writing])
 
@@ -165,12 +165,13 @@ async def test_a_fold_counts_what_it_has_folded(tmp_path: Path) -> None:
         await engine.run(folded(fails), checkpoint=checkpoint)
     first, *later = [one.record for one in checkpoint.stored()]
     assert first == 20
-    assert {*later} <= {*range(40, 76, 5)}  # at a barrier behind the multiple, where the one before was being written
+    # at a barrier behind the multiple, if a snapshot was being written at the multiple
+    assert {*later} <= {*range(40, 76, 5)}
     assert await engine.run(folded(added), checkpoint=checkpoint) == SOURCE.sum()
 
 
 async def test_time_is_an_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every 8 seconds, while the reader takes a value a second; the default is a minute, and None is never."""
+    """A snapshot every 8 seconds, while the reader takes a value a second; the default is a minute, None is never."""
     now = 0.0
     for module in (checkpoint_schedule, checkpoint):
         monkeypatch.setattr(module, "monotonic", lambda: now)
@@ -223,7 +224,7 @@ async def test_items_behind_a_barrier_begin_before_those_before_it_have_ended(tm
 
 
 class Pictures:
-    """Records of a quarter of a megabyte each."""
+    """A source of records of a quarter of a megabyte each."""
 
     def __len__(self) -> int:
         return 400
@@ -242,7 +243,7 @@ async def shuffled(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[A
 async def test_barriers_share_copies_and_their_bytes_are_bounded(
     tmp_path: Path, mega_bytes: int, is_logged: bool
 ) -> None:
-    """Of 80 barriers on their way each has a shuffle of 8 MB: together they have less than 25."""
+    """80 barriers are on their way, each with a shuffle of 8 MB: together they hold less than 25 shuffles."""
     checkpoint = ps.Checkpoint(tmp_path, every_values=4, keep=1, max_bytes=mega_bytes * 2**20)
     with capture_logs() as logged:
         async with engine.stream(shuffled(ordered(Pictures())), checkpoint=checkpoint) as stream:

@@ -1,4 +1,4 @@
-"""Durable loops in a database of PostgreSQL: a server of this test's own, which is killed and restarted under load."""
+"""Durable loops in PostgreSQL, with a server of this test's own, which is killed and restarted under load."""
 
 import asyncio
 import subprocess
@@ -38,7 +38,7 @@ def dsn(server: Server) -> str:
 
 
 class Job:
-    """A graph whose loop notes the turns that ran, and fails, asks or waits in some."""
+    """A graph with a loop that notes the turns that ran, and fails, asks or waits in some turns."""
 
     def __init__(self, store: ps.LoopStore, last: int = TURNS, **options: Any) -> None:
         self.durable = ps.Durable(store, **options)
@@ -95,7 +95,7 @@ async def test_a_store_expects_versions_and_takes_the_same_write_twice(dsn: str)
     assert await store.load("k") is None
     assert not await store.store("k", first, expected_version=1)
     assert await store.store("k", first, expected_version=0)
-    assert await store.store("k", first, expected_version=0)  # as after a connection that was lost
+    assert await store.store("k", first, expected_version=0)  # repeated, as after a lost connection
     assert not await store.store("k", replace(first, content=b"another"), expected_version=0)
     assert await store.store("k", ps.LoopRecord(2, 1, b"second"), expected_version=1)
     assert [record.content for record in await store.history("k")] == [b"first\x00", b"second"]

@@ -31,7 +31,7 @@ WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
 
 
 class Job:
-    """What the body of a graph does in its turns; notes those that ran."""
+    """The body of a graph; it notes the turns that ran, and does something else in some turns."""
 
     def __init__(self, store: ps.LoopStore | Path) -> None:
         self.durable = ps.Durable(store)
@@ -74,7 +74,7 @@ def states(runs: Sequence[ps.Run]) -> dict[str, str]:
 
 
 async def ends(job: Job, key: str, turn: int | None = None, does: Any = None) -> None:
-    """Runs a key until it has its result, has failed or asks."""
+    """Runs a key until its call returns a result, fails or asks."""
     job.in_turn = {} if turn is None else {turn: does}
     try:
         await engine.run(job.graph("q"), durable_key=key)
@@ -84,7 +84,7 @@ async def ends(job: Job, key: str, turn: int | None = None, does: Any = None) ->
 
 
 async def begun(job: Job, key: str, turn: int) -> "asyncio.Task[str]":
-    """Runs a key until it waits in a turn."""
+    """Runs a key until its call waits in a turn."""
     job.in_turn = {turn: waits}
     job.ran.clear()
     running = asyncio.create_task(engine.run(job.graph("q"), durable_key=key))
@@ -111,7 +111,8 @@ async def test_keys_are_listed_with_their_states_questions_times_and_sizes(job: 
         "done": "finished", "down": "failed", "asking": "asking", "running": "running", "stopped": "stopped",
     }  # fmt: skip
     assert list(runs) == sorted(runs, key=lambda key: runs[key].changed_at, reverse=True)
-    assert [key for key in runs if key != "running"] == ["stopped", "asking", "down", "done"]  # that goes on changing
+    # a running call keeps changing
+    assert [key for key in runs if key != "running"] == ["stopped", "asking", "down", "done"]
     assert {run.graph for run in runs.values()} == {"answered"}
     assert [runs[key].step for key in ("done", "down", "asking", "running", "stopped")] == [TURNS, 2, 3, 1, 1]
     assert runs["asking"].question == {"pay": 120}
@@ -195,7 +196,7 @@ async def test_what_is_listed_of_a_key_is_that_of_its_present_loop(job: Job) -> 
 
 async def test_the_size_counts_states_arguments_and_result(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     async def now(store: ps.LoopStore) -> float:
-        return 1_000_000.5  # the texts of other times have other lengths
+        return 1_000_000.5  # other times are written with another length
 
     monkeypatch.setattr(ps.LoopStore, "now", now)
     await ends(job, "small")
@@ -297,7 +298,7 @@ async def test_a_key_goes_on_without_its_call(job: Job) -> None:
             await service.resume("asking")
         assert await service.resume("asking", answer=ps.Answer("word3", asked.value.token)) == WORDS
         job.ran.clear()
-        assert await service.resume("asking") == WORDS  # it has its result, which is no reason to begin anew
+        assert await service.resume("asking") == WORDS  # the key has its result, so the call does not begin anew
         assert job.ran == []
         with pytest.raises(ps.OptionsError, match="no graph of this deployment keeps anything under this key"):
             await service.resume("another")

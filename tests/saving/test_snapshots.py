@@ -1,4 +1,4 @@
-"""A folder of snapshots: the newest whole one is found again, whatever happens while another one is written."""
+"""A folder of snapshots: the newest complete snapshot is found again, whatever happens while another one is written."""
 
 import errno
 import json
@@ -76,7 +76,7 @@ def test_a_snapshot_comes_back(folder: SnapshotFolder) -> None:
 
 
 def renamed_as_before(path: Path) -> None:
-    """Gives a snapshot the names that it had when it was called a cut."""
+    """Gives a snapshot its earlier file names, from when snapshots were called cuts."""
     (path / "snapshot.json").rename(path / "cut.json")
     sums = path / "checksums.json"
     files = {name.replace("snapshot", "cut"): found for name, found in json.loads(sums.read_text()).items()}
@@ -109,7 +109,7 @@ def test_a_folder_of_cuts_goes_on_as_one_of_snapshots(tmp_path: Path, capsys: py
 
 def test_the_newest_stay_and_older_ones_go(tmp_path: Path) -> None:
     with SnapshotFolder(tmp_path, keep=2) as folder:
-        for record in (5, 6, 7, 3):  # a run that went on from an older snapshot
+        for record in (5, 6, 7, 3):  # the last save is of a run that restarted from an older snapshot
             folder.save(snapshot(record))
         assert names(folder) == ["lock", "snapshot-00000003", "snapshot-00000004"]
         assert newest(folder) == 3
@@ -236,7 +236,7 @@ def test_a_snapshot_of_an_unknown_format_is_refused_by_it_alone(
     rewrite(folder.save(snapshot(2)).path, f'{{"format": {told}, "record": "text", "all_else": []}}')
     with pytest.raises(ps.CheckpointError, match=f"written in format {json.loads(told)}, .*use the version that wrote"):
         folder.newest()
-    assert main(["checkpoints", str(folder.path)]) == 0  # it is whole
+    assert main(["checkpoints", str(folder.path)]) == 0  # the snapshot is complete
     assert "damaged" not in capsys.readouterr().out
 
 
@@ -246,7 +246,7 @@ def rewrite(path: Path, text: str) -> None:
 
 
 class Fault:
-    """Fails at one of the steps that reach the disk, and counts them."""
+    """Fails at step number `at` of those that reach the disk; counts the steps."""
 
     def __init__(self, at: int | None, error: BaseException) -> None:
         self.at, self.error, self.passed = at, error, list[str]()
@@ -272,8 +272,8 @@ def test_a_fault_at_any_step_leaves_the_snapshots_before(
         folder.save(snapshot(record))
     steps = steps_of_a_save(folder, monkeypatch)
     assert steps == [
-        "mkdir", *["write", "fsync"] * 4, "fsync", "rename", "fsync",  # the new one
-        "rename", "fsync", "remove",  # the oldest
+        "mkdir", *["write", "fsync"] * 4, "fsync", "rename", "fsync",  # the new snapshot
+        "rename", "fsync", "remove",  # the oldest snapshot
     ]  # fmt: skip
     for at, step in enumerate(steps):
         for error in (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()):
@@ -294,12 +294,12 @@ def test_a_fault_at_any_step_leaves_the_snapshots_before(
                     assert [log["event"] for log in logs] == ["checkpoint.not_removed"]
                     assert newest(folder) == 100 + at
             if at <= steps.index("rename"):
-                assert names(folder) == before  # nothing half-written
+                assert names(folder) == before  # no half-written snapshot
                 assert newest(folder) == newest_before
             assert newest(folder) in (newest_before, 100 + at)
             folder.save(snapshot(200 + at))
             assert newest(folder) == 200 + at
-            assert len(names(folder)) == 4  # three snapshots and the lock: what was left over is gone, too
+            assert len(names(folder)) == 4  # three snapshots and the lock: files of the failed save are gone, too
             assert all(one.damage is None for one in snapshots.stored_snapshots(folder.path, verify=True)), step
 
 
@@ -340,7 +340,7 @@ except ps.CheckpointError as error:
     assert done.stdout == "1 lock snapshot-00000001\n"
 
 
-# For each step of a save, a process of its own that is killed there.
+# Saves a snapshot once for each step of a save, in a forked process that is killed at that step.
 KILLED_AT_EACH_STEP = """
 import itertools, os, signal, sys
 import numpy as np
@@ -385,7 +385,7 @@ def test_after_a_kill_at_any_step_the_last_snapshot_is_there(tmp_path: Path) -> 
     assert set(steps[9:]) == {"fsync", "rename", "remove"}
 
 
-# Saves one snapshot after the other, and says which are done.
+# Saves snapshots one after the other, and prints the record of each when it is complete.
 SAVES = """
 import sys, numpy as np
 from penstock.saving.snapshots import Snapshot, SnapshotFolder
@@ -407,13 +407,13 @@ def test_after_a_kill_at_any_moment_the_last_snapshot_is_there(tmp_path: Path, e
         with subprocess.Popen([sys.executable, "-c", SAVES, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             begun = int(child.stdout.readline().split()[1])
-            assert begun >= last  # what was said to be saved is there
+            assert begun >= last  # all snapshots that were reported as saved exist
             for _ in range(draw.randint(0, 6)):
                 last = int(child.stdout.readline())
-            time.sleep(draw.random() * 0.02)  # the moment of the kill, which no test waits for
+            time.sleep(draw.random() * 0.02)  # a random moment for the kill; no assertion depends on it
             child.kill()
             last = max([begun, last, *map(int, child.stdout.read().split())])
-    with SnapshotFolder(tmp_path) as folder:  # the lock has gone with its process
+    with SnapshotFolder(tmp_path) as folder:  # the killed process has lost its lock
         found = folder.newest()
         assert found is not None
         assert found.record >= last
@@ -442,7 +442,7 @@ def test_a_second_writer_is_refused_until_the_first_has_gone(tmp_path: Path) -> 
         ) as caught:
             SnapshotFolder(tmp_path)
         assert caught.value.errno == errno.EWOULDBLOCK
-        assert snapshots.stored_snapshots(tmp_path, verify=True) == []  # to read needs no lock
+        assert snapshots.stored_snapshots(tmp_path, verify=True) == []  # reading needs no lock
         child.send_signal(signal.SIGKILL)
     with SnapshotFolder(tmp_path), pytest.raises(ps.CheckpointError, match=r"\(this process\): wait for its end"):
         SnapshotFolder(tmp_path)
@@ -489,7 +489,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path: Path, mon
     def read_only(*args: Any, **kwargs: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    SnapshotFolder(tmp_path / "made").close()  # and since then the disk was mounted anew
+    SnapshotFolder(tmp_path / "made").close()  # the folder exists, and the disk was then mounted read-only
     monkeypatch.setattr(Path, "mkdir", read_only)
     with pytest.raises(
         ps.CheckpointError, match=r"the folder .*made cannot be written: Read-only file system"
@@ -547,7 +547,7 @@ def test_the_command_lists_and_verifies(
         patch.setattr(snapshots.time, "time", lambda: 1.0)
         folder.save(snapshot(1200))
     saved = folder.save(Snapshot(1300, {"weights": np.arange(3)}, {}, ended=True))
-    status, shown = command("--verify")  # while this process holds the lock
+    status, shown = command("--verify")  # this process holds the lock
     assert status == 0
     rows = [" ".join(line.split()) for line in shown.splitlines()]
     assert rows[0] == "checkpoint record age size"
@@ -555,7 +555,7 @@ def test_the_command_lists_and_verifies(
     assert rows[3].startswith("snapshot-00000002 1,300 (the end) ")
     assert rows[-1] == "the same in all rows: whole yes"
     flip(next(saved.path.glob("*.safetensors")))
-    assert command()[0] == 0  # the size is right
+    assert command()[0] == 0  # the command without --verify checks only sizes, and the size is right
     status, shown = command("--verify")
     assert status == 1
     assert "snapshot-00000002 is damaged: the checksums differ" in shown

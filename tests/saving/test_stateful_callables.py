@@ -1,4 +1,4 @@
-"""Objects with state that a step of a saved call calls: their state is in each snapshot, or the graph is refused."""
+"""Stateful objects that a step of a saved call calls: their state is in each snapshot, or the graph is refused."""
 
 import functools
 import operator
@@ -21,7 +21,7 @@ SOURCE = range(60)
 
 
 class Count:
-    """Counts its calls, whatever it is called with; each result depends on all calls before."""
+    """Counts its calls, with any arguments; each result depends on all calls before."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -40,7 +40,7 @@ class Count:
         return self.count * 1000 + value
 
     def pause(self, error: Exception, attempt: int) -> float:
-        """Allows no further attempt at every third failure."""
+        """Forbids a further attempt after every third failure, by a pause of 1e9 seconds."""
         self.count += 1
         return 1e9 if self.count % 3 == 0 else 0.0
 
@@ -96,7 +96,7 @@ def fails(value: int) -> int:
 
 
 class Flaky:
-    """A function that fails at the first attempts of an item, without a state of its own that a restart could lose."""
+    """A function that fails at the first attempts of an item, without state that a restart could lose."""
 
     def __new__(cls) -> Any:
         def flaky(value: int) -> int:
@@ -126,7 +126,7 @@ async def of_index(value: int) -> int:
     return value * 10
 
 
-# Each spot where user code is called: what makes a stage of an object.
+# Each place in which a graph calls user code: a function that makes a stage of an object.
 SPOTS: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
     "filtered": lambda one: data.filtered(one.is_third),
     "collate": lambda one: data.batched(3, collate=one),
@@ -353,7 +353,7 @@ class Holding:
 
 
 class Passed:
-    """What is passed to a function, which calls a method."""
+    """An object that is passed to a function, which calls one of its methods."""
 
     def __init__(self) -> None:
         self.one = Stored()
@@ -390,7 +390,7 @@ async def test_the_key_of_a_rate_limit_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_what_is_compiled_has_no_state(tmp_path: Path) -> None:
-    """In a process of its own, because JAX has its devices for good."""
+    """Runs in a process of its own, because JAX keeps its devices once it has started."""
     run_program(COMPILED, str(tmp_path))
 
 

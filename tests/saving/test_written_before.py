@@ -1,4 +1,4 @@
-"""Snapshots and durable loops that earlier versions have written are gone on from; see tests/saving/written.py."""
+"""Snapshots and durable loops that earlier versions wrote can be resumed; see tests/saving/written.py."""
 
 import shutil
 from collections.abc import Callable
@@ -22,7 +22,7 @@ WORDS = "word0 word1 word2 word3 word4"
 
 @pytest.fixture(params=FOLDERS, ids=lambda folder: folder.name)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Returns a copy, which a test may change."""
+    """Returns a copy of the folder, which a test may change."""
     return Path(shutil.copytree(request.param, tmp_path / "copy"))
 
 
@@ -91,7 +91,7 @@ async def test_durable_loops_of_an_earlier_version_go_on(folder: Path) -> None:
     assert len(await durable.history("in the midst")) == 4
     assert await run(agent_of(file)("q"), durable_key="in the midst") == WORDS
     assert await run(agent_of(file)("q"), durable_key="forked") == WORDS
-    with pytest.raises(ps.OptionsError):  # these are not the arguments that it was called with
+    with pytest.raises(ps.OptionsError):  # the call had other arguments
         await run(asking("another"), durable_key="asks")
     with pytest.raises(ps.Interrupted) as asked:
         await run(asking("q"), durable_key="asks")

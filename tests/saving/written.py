@@ -1,9 +1,9 @@
-"""Pipelines and durable loops whose snapshots and files an earlier version wrote, for later versions to go on from.
+"""Pipelines and durable loops for which an earlier version wrote snapshots and files; later versions must resume them.
 
-    python -m tests.saving.written FOLDER    writes them with the present version
+    python -m tests.saving.written FOLDER    writes the files with the present version
 
-A folder that was written stays as it is for as long as snapshots of its version are to be read. What follows a new name
-in here, such as that of a stage, must still read it: snapshots have the names of steps, settings and classes in them.
+A written folder stays unchanged for as long as snapshots of its version must be readable. Code here that gets a new
+name, such as a stage, must still read it: snapshots contain the names of steps, settings and classes.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def ordered(source: Any = NUMBERS, epochs: int = 9, **options: Any) -> Any:
     return data.order(source, shuffle_seed=4, epochs=epochs, **options)
 
 
-# What has state.
+# Classes with state.
 
 
 @ps.node
@@ -64,7 +64,7 @@ class InOrder(Trainer):
 
 @ps.node
 class Triples:
-    """Reads a stream and gives another, with fewer values."""
+    """Reads a stream and gives another stream with fewer values."""
 
     def __init__(self) -> None:
         self.held: list[float] = []
@@ -104,7 +104,7 @@ class Counting:
 
 @ps.node
 class Everything:
-    """Its state has each kind of value that can be stored."""
+    """A class whose state has each kind of value that can be stored."""
 
     def __init__(self) -> None:
         self.held: dict[Any, Any] = {"count": 0}
@@ -136,7 +136,7 @@ def value_of_each_kind(count: int) -> Any:
 
 
 class Lines:
-    """An iterator that knows where it is."""
+    """An iterator that can tell and restore its position."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -193,7 +193,7 @@ def joined(values: list[Any]) -> Any:
     return np.array(values)[::-1].copy()
 
 
-# Pipelines: each gives a call, whose arguments are new.
+# Pipelines: each function returns a new call with new arguments.
 
 
 def of_stages() -> Any:
@@ -354,7 +354,7 @@ PIPELINES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-# On four devices: a state that is split over a mesh, and batches that are placed on it.
+# On four devices: a state that is split over a mesh, and batches that are placed on the mesh.
 
 
 def on_mesh() -> Any:
@@ -396,7 +396,7 @@ def on_mesh() -> Any:
     return feed(ordered(ROWS))
 
 
-# What changes outside of the graph, and a fold.
+# State outside of the graph, and a fold.
 
 
 class Reader:
@@ -426,7 +426,7 @@ def of_fold(fails_at: int | None, seen: list[int]) -> Any:
     @ps.node
     async def summed(state: dict[str, Any], record: data.Record[Any]) -> dict[str, Any]:
         if state["count"] == fails_at:
-            await asyncio.sleep(0.5)  # the snapshot before is on the disk then
+            await asyncio.sleep(0.5)  # by then, the snapshot before is on the disk
             raise ConnectionError
         seen.append(record.index)
         return {"count": state["count"] + 1, "total": state["total"] * 0.5 + record.index}
@@ -496,7 +496,7 @@ async def snapshot_after(call: Any, folder: Path, limit: int) -> None:
     async with engine.stream(call, checkpoint=ps.Checkpoint(folder, every_records=1000, keep=1)) as values:
         async for _ in values:
             if values.position == limit:
-                await wait_quiescent()  # the pipeline has worked ahead
+                await wait_quiescent()  # the pipeline has read ahead
                 await values.checkpoint()
                 return
 
@@ -517,13 +517,13 @@ def write(folder: Path) -> None:
         asyncio.run(engine.run(of_fold(40, []), checkpoint=ps.Checkpoint(folder / "fold", every_records=16, keep=1)))
     asyncio.run(write_loops(folder / "loops.db"))
     for lock in folder.glob("*/lock"):
-        lock.unlink()  # it has the name of this machine
+        lock.unlink()  # the lock contains the name of this machine
 
 
 if __name__ == "__main__":
     import jax
 
-    from tests.saving import written  # so that classes are found in it later
+    from tests.saving import written  # so that snapshots refer to classes by this module name
 
     jax.config.update("jax_num_cpu_devices", 4)
     target = Path(sys.argv[1])
