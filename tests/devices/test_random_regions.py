@@ -78,7 +78,7 @@ ALONE, BATCHED = nodes_of(None), nodes_of(ps.Batch(4))
 
 @dataclass(frozen=True)
 class Random:
-    """A random graph: lines (kind, operands), results, whether nodes are batched, and the call that an effect precedes."""
+    """A random graph: lines (kind, operands), results, whether nodes are batched, and the call after an effect."""
 
     lines: tuple[tuple[str, tuple[int, ...]], ...]
     results: tuple[int, ...]

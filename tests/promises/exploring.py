@@ -1,8 +1,8 @@
-"""Many interleavings of one scenario, each replayable by one command.
+"""Many interleavings of one scenario; one command replays any of them.
 
 A test takes the fixture `explore` and gives it an async function. Under each seed, the seeded loop draws the order of
-steps, and `World.of_running_loop` the items, so the seed alone decides what happens. When one fails, the error says
-which command runs that seed again, and nothing else.
+steps, and `World.of_running_loop` draws the items, so the seed alone decides the run. The error of a failed run
+contains the command that runs its seed again.
 """
 
 import os
@@ -14,7 +14,7 @@ from penstock import testing
 
 T = TypeVar("T")
 
-# What `make test` tries for each promise; `make test-long` multiplies it by twice its effort, to 20,000 or more.
+# The interleavings of each promise in `make test`. `make test-long` runs twice its effort as many, 20,000 or more.
 INTERLEAVINGS = 250
 SEED = "PENSTOCK_SEED"
 
@@ -24,7 +24,7 @@ class Explorer:
 
     Args:
         test: the test, as pytest names it on its command line.
-        effort: how many times more interleavings.
+        multiplies the number of interleavings.
         only: the seed to replay; None for all of them.
     """
 
@@ -40,10 +40,10 @@ class Explorer:
         reaches: Mapping[str, Callable[[T], bool]] | None = None,
         count: int = INTERLEAVINGS,
     ) -> int:
-        """Runs `main()` under `count` seeds, times the effort; returns how many those were.
+        """Runs `main()` under `count` seeds, times the effort; returns the number of seeds.
 
-        At least one of them has to come to each of `reaches`, conditions of what `main` returns by their names: a check
-        means nothing where its limit is never reached.
+        Each condition in `reaches` must hold for the result of at least one run: a check of a limit means nothing if no
+        run reaches the limit. The names of the conditions are for the error.
         """
         effort = 1 if self._effort == 1 else 2 * self._effort
         seeds = range(count * effort) if self._only is None else [self._only]
@@ -54,7 +54,7 @@ class Explorer:
             except BaseException as error:
                 error.add_note(f"replay: {SEED}={seed} python -m pytest {shlex.quote(self._test)}")
                 raise
-            # Nothing else of it is kept: 20,000 worlds would fill the memory.
+            # Drop the result: 20,000 worlds would fill the memory.
             not_reached = {name: is_reached for name, is_reached in not_reached.items() if not is_reached(result)}
         if self._only is None:
             assert not not_reached, f"no interleaving reached: {', '.join(not_reached)}"
@@ -62,6 +62,6 @@ class Explorer:
 
 
 def seed_to_replay() -> int | None:
-    """Returns the seed that the environment asks for; None if it asks for none."""
+    """Returns the seed in the environment; None if there is none."""
     text = os.environ.get(SEED)
     return None if text is None else int(text)

@@ -1,4 +1,4 @@
-"""Items in threads and worker processes of a process that is forked at random moments: a program, for one seed."""
+"""Items in threads and worker processes, while the process is forked at random moments: a program for one seed."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ ITEMS = 24
 
 
 def nothing() -> None:
-    """What most forked children do."""
+    """Most forked children do nothing."""
 
 
 def work_of_its_own() -> None:
@@ -28,11 +28,11 @@ async def fork_now_and_then(rng: random.Random) -> None:
         if rng.random() < 0.5:
             await asyncio.to_thread(wait)
         else:
-            wait()  # and holds the loop meanwhile
+            wait()  # and blocks the event loop in the meantime
 
 
 async def play(seed: int) -> Counter[str]:
-    """Run calls, of which some are cancelled, and forks beside them; returns how the calls ended."""
+    """Run calls, some of which are cancelled, while the process forks; return how the calls ended."""
     rng = random.Random(seed)
     ends: Counter[str] = Counter()
     async with engine.Engine() as own:
@@ -59,7 +59,7 @@ async def play(seed: int) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # Python from 3.12 on warns of every fork where threads run
+    warnings.simplefilter("ignore")  # from Python 3.12 on, every fork of a process with threads warns
     found = asyncio.run(play(int(sys.argv[1])))
     assert found.total() == ROUNDS * ITEMS
     print("played")

@@ -1,9 +1,9 @@
-"""A small world that keeps books: what was called, how often, how many at a time, and for whom.
+"""A small world that keeps books: which handlers were called, how often, how many at a time, and for which items.
 
-Graphs with everything that can get in the way (limits, tiny inboxes, retries, failures, a fan-out and a join, one over
-a list, one over a stream, one over streams in a stream, a stateful node, readers with few places) are run in every way
-that the engine has, with delays, failures, cancels, deadlines, slow readers and injected faults drawn from a seed, and
-with eager tasks where Python has them. The promises are then read off the books.
+Its graphs have everything that can get in the way: limits, tiny inboxes, retries, failures, a fan-out and a join,
+loops over a list, a stream and streams in a stream, a stateful node, and readers with few places. They run in every
+way that the engine has. A seed draws delays, failures, cancels, deadlines, slow readers and injected faults; where
+Python has eager tasks, some seeds use them. The promises are then checked in the books.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from penstock.testing import faults
 
 
 class Boom(Exception):
-    """What a node of the world raises."""
+    """The error that a node of the world raises."""
 
 
 class Injected(Exception):
-    """What a fault raises."""
+    """The error that an injected fault raises."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Shape:
 
     Attributes:
         graph: the graph.
-        handlers: what runs once for each item that gets a result.
-        may_fail: those of them that may be drawn to fail.
-        result: what the graph makes of an item, given its index.
+        the handlers that run once for each item that gets a result.
+        the handlers that may be drawn to fail.
+        returns the expected result of an item, given its index.
     """
 
     graph: ps.Graph[["Item"], Any]
@@ -58,9 +58,9 @@ class World:
     calls: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     active: Counter[str] = field(default_factory=Counter)
     peak: Counter[str] = field(default_factory=Counter)
-    inside: set[int] = field(default_factory=set)  # begun, and not yet yielded
+    inside: set[int] = field(default_factory=set)  # items that have begun and are not yet yielded
     inside_peak: int = 0
-    running: Counter[int] = field(default_factory=Counter)  # handlers that run, by item
+    running: Counter[int] = field(default_factory=Counter)  # running handlers, by item
     running_peak: int = 0
     ended: set[int] = field(default_factory=set)
     too_late: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ class World:
 
     @classmethod
     def of_running_loop(cls, shape: str | None = None) -> "World":
-        """Make a world whose fate hangs on the seed of the running loop, so that one seed replays everything."""
+        """Make a world that is drawn by the seed of the running loop, so that one seed replays everything."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, testing.SeededLoop)
         rng = random.Random(loop.seed)
@@ -78,7 +78,7 @@ class World:
         return cls(rng, SHAPES[shape or rng.choice(list(SHAPES))], is_faulty=rng.random() < 0.4)
 
     def items(self, count: int, first: int = 0) -> "list[Item]":
-        """Draw items: how often each handler waits for one, and which fail."""
+        """Draw items: how often each handler waits for an item, and which handlers fail."""
         return [self._item(index) for index in range(first, first + count)]
 
     def _item(self, index: int) -> "Item":
@@ -90,7 +90,7 @@ class World:
 
     @contextmanager
     def faults(self) -> Generator[None]:
-        """Inject faults at random points, in a world that was drawn to have some."""
+        """Inject faults at random points, if this world was drawn to have faults."""
         if not self.is_faulty:
             yield
             return
@@ -99,7 +99,7 @@ class World:
         fault: faults.Fault = rng.choice([faults.Raise(Injected("injected")), faults.Cancel(), faults.Delay(0.3)])
         point: faults.Point = rng.choice(["node.call", "node.call", "channel.put", "actor.start"])
         if point == "actor.start":
-            fault = faults.Delay(0.3)  # with anything else there is no world to look at
+            fault = faults.Delay(0.3)  # any other fault would end the world before its checks
         chance = rng.choice([0.05, 0.2])
         node = rng.choice(nodes) if point == "node.call" else None
         with faults.inject(
@@ -110,22 +110,22 @@ class World:
 
     @property
     def injected(self) -> int:
-        """How many faults happened."""
+        """Return how many faults happened."""
         return sum(map(len, self.injections))
 
     def end(self, item: int, kind: str, value: object = None) -> None:
-        """The caller of an item, or the reader of a stream, has got its outcome."""
+        """Note that the caller of an item, or the reader of a stream, has received the item's outcome."""
         self.outcomes.setdefault(item, []).append((kind, value))
         self.yielded.append(item)
         self.inside.discard(item)
         self.ended.add(item)
 
     def count(self, kind: str) -> int:
-        """How many items ended that way."""
+        """Return how many items ended with this kind of outcome."""
         return sum(outcome[0] == kind for outcomes in self.outcomes.values() for outcome in outcomes)
 
     def begin(self, node: str, item: "Item", handler: str) -> None:
-        """A handler has begun."""
+        """Note that a handler has begun."""
         if item.index in self.ended:
             self.too_late.append(f"{handler} began for item {item.index}, which had ended")
         self.calls[handler, item.index, ps.current().attempt] += 1
@@ -137,7 +137,7 @@ class World:
         self.peak[node] = max(self.peak[node], self.active[node])
 
     def leave(self, node: str, item: "Item") -> None:
-        """A handler has ended."""
+        """Note that a handler has ended."""
         self.active[node] -= 1
         self.running[item.index] -= 1
         if not self.running[item.index]:
@@ -155,14 +155,14 @@ class Item:
 
     @property
     def fails_for_good(self) -> bool:
-        """Whether no attempt saves it."""
+        """Whether the item fails in every attempt."""
         return bool(self.fails) and self.fails != {"left": 1}
 
 
 async def handle(
     node: str, item: Item, handler: str | None = None, parts: AsyncIterator[int] | None = None
 ) -> list[int]:
-    """What every async node does; returns what it has read, if it reads a stream."""
+    """Run the common part of every async node; return the values that it has read, if it reads a stream."""
     handler = handler or node
     item.world.begin(node, item, handler)
     try:
@@ -292,7 +292,7 @@ async def lingers(item: Item) -> None:
 
 
 async def _begin(work: list[Any]) -> list[asyncio.Task[Any]]:
-    """Begin tasks where the engine does not see it in the code of the handler."""
+    """Begin tasks in a helper, so that the engine does not see it in the code of the handler."""
     return [asyncio.create_task(one) for one in work]
 
 
@@ -388,7 +388,7 @@ LIMITS = {"take": 3, "choose": 2, "right": 1, "join": 2, "each": 2, "tally": 1, 
 
 
 def check_outcomes(world: World, items: list[Item]) -> None:
-    """Every item has one outcome, and the right one."""
+    """Check that every item has exactly one outcome, the right one."""
     blamed = 0
     for item in items:
         outcomes = world.outcomes.get(item.index, [])

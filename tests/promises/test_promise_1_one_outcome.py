@@ -38,7 +38,7 @@ def test_promise_1_items_have_their_outcomes_though_their_process_is_forked_mean
 
 
 def check_statistics(world: World, items: list[Item]) -> None:
-    """What the engine counts agrees with what its callers have got."""
+    """Check that the engine's counts agree with the outcomes that callers received."""
     statistics = world.statistics
     if isinstance(statistics, engine.StreamStatistics):
         assert (statistics.submitted, statistics.completed, statistics.failed) == (
@@ -47,7 +47,7 @@ def check_statistics(world: World, items: list[Item]) -> None:
         assert (statistics.yielded, statistics.in_flight) == (len(items), 0)
     elif isinstance(statistics, engine.ServiceStatistics):
         admission = statistics.admission
-        # A result may come in the same turn in which its caller is cancelled.
+        # A result and the cancel of its caller may come in the same turn.
         assert statistics.completed + statistics.failed <= admission.admitted
         assert admission.in_flight == admission.queued == 0
         assert admission.refused == world.count("refused")
@@ -75,7 +75,7 @@ async def test_promise_1_the_first_failure_of_an_item_wins_and_a_later_one_is_lo
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_promise_1_an_item_whose_source_is_cancelled_before_it_has_entered_ends_too(asynchronous: bool) -> None:
-    """By whoever cancels all tasks that it can find."""
+    """Some code may cancel every task that it can find."""
     gate = asyncio.Event()
 
     @ps.node(concurrency=1, capacity=1)

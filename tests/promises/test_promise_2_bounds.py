@@ -1,4 +1,4 @@
-"""Promise 2: no channel holds more than its capacity, one oversized item excepted; nothing exceeds `max_in_flight`."""
+"""Promise 2: a channel holds at most its capacity, or one oversized item; nothing exceeds `max_in_flight`."""
 
 import asyncio
 
@@ -17,14 +17,14 @@ def test_promise_2_limits_inboxes_windows_and_places_hold(explore: Explorer) -> 
         is_shared = world.statistics is not None
         for node, limit in LIMITS.items():
             if node in ("tally", "ledger") and not is_shared:
-                continue  # every run has an instance of its own
+                continue  # each run has an instance of its own
             assert world.peak[node] <= limit, f"{world.peak[node]} items were in {node!r} at a time"
         if isinstance(world.statistics, engine.StreamStatistics):
             assert world.inside_peak <= world.max_in_flight
         elif isinstance(world.statistics, engine.ServiceStatistics):
             assert world.running_peak <= world.max_in_flight
         for actor in world.statistics.actors if is_shared else ():
-            if actor.inbox.capacity is not None:  # that of a body has none: its frames are bounded by `concurrency`
+            if actor.inbox.capacity is not None:  # an inbox in a body has no capacity: `concurrency` bounds its frames
                 assert actor.inbox.high_water <= actor.inbox.capacity
         return world
 
@@ -38,7 +38,7 @@ def test_promise_2_limits_inboxes_windows_and_places_hold(explore: Explorer) -> 
 
 @virtual
 async def test_promise_2_an_item_counts_until_it_is_yielded() -> None:
-    """A slow reader, not only a slow node, keeps the source from being asked."""
+    """A slow reader, not only a slow node, keeps the engine from asking the source for more."""
     asked = 0
 
     def source():
@@ -77,7 +77,8 @@ def test_promise_2_an_inbox_holds_its_bytes_and_one_oversized_item() -> None:
         async with engine.stream(weigh(size) for size in sizes) as results:
             await testing.wait_quiescent()
             inbox = next(a for a in results.statistics().actors if a.node == "consume").inbox
-            assert (inbox.depth, inbox.bytes_held) == (2, 60)  # 60 runs; 30 and 30 wait; 500 waits before the inbox
+            # 60 runs; 30 and 30 wait in the inbox; 500 waits before it
+            assert (inbox.depth, inbox.bytes_held) == (2, 60)
             gate.set()
             assert [size async for size in results] == sizes
 

@@ -26,7 +26,7 @@ def test_promise_3_outputs_come_in_input_order(explore: Explorer) -> None:
 
 
 def test_promise_3_every_inbox_is_first_in_first_out(explore: Explorer) -> None:
-    """Behind a node that takes one item at a time, nothing overtakes."""
+    """Items that pass a node with one place stay in order."""
 
     async def main() -> None:
         rng = random.Random(asyncio.get_running_loop().seed)  # type: ignore[attr-defined]
@@ -99,7 +99,7 @@ def test_promise_3_completion_order_on_request() -> None:
 
 @virtual
 async def test_promise_3_a_slow_first_item_with_a_full_window_does_not_stall() -> None:
-    """The window is enforced at admission, so no node waits for it: all others finish, and item 0 comes first."""
+    """The window is enforced at admission, so no node waits for it: other items finish, and item 0 is yielded first."""
 
     finished: list[int] = []
 
@@ -117,7 +117,7 @@ async def test_promise_3_a_slow_first_item_with_a_full_window_does_not_stall() -
 
 
 class Books:
-    """Which handlers of which calls run, by key: one of a call may begin while no other call of its key has any."""
+    """Notes the running handlers, by key: a handler may begin while no other call of its key has a running handler."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -130,7 +130,8 @@ class Books:
 
         async def handle(key: int, number: int) -> int:
             running = self.running.setdefault(key, [])
-            if set(running) - {number} or self.last.get(key, 0) > number:  # no assert, which would be its outcome
+            # no assert here: it would become the outcome of the call
+            if set(running) - {number} or self.last.get(key, 0) > number:
                 self.wrong.append(f"{number} of key {key} has begun beside {running}, behind {self.last[key]}")
             self.last[key] = number
             self.hedged |= bool(running)
@@ -142,7 +143,7 @@ class Books:
                     raise Boom(number)
                 return number
             except asyncio.CancelledError:
-                for _ in range(rng.randrange(3)):  # it takes its time to unwind
+                for _ in range(rng.randrange(3)):  # unwinding takes a while
                     await asyncio.sleep(0.7)
                     self.late = True
                 raise
@@ -175,7 +176,7 @@ class Books:
         self.graphs = both, after
 
     def calls(self) -> Iterator[ps.Call[Any]]:
-        """Yield 20 calls of three keys, some of which have none."""
+        """Yield 20 calls of three keys; some calls have no key."""
         for number in range(20):
             self.keys.append(self.rng.choice([0, 1, 2, -number]))
             yield self.rng.choice(self.graphs)(self.keys[number], number)

@@ -25,7 +25,7 @@ def test_promise_4_a_node_runs_once_per_item_and_attempt(explore: Explorer) -> N
 
 
 def check_calls(world: World, item: Item) -> None:
-    """An item that got a result has been in every node once, and a second time only where the first attempt failed."""
+    """Check that an item with a result was in each node once, and a second time only where the first attempt failed."""
     kind, _ = world.outcomes[item.index][0]
     attempts = {
         handler: sorted(attempt for name, index, attempt in world.calls if (name, index) == (handler, item.index))
@@ -33,7 +33,7 @@ def check_calls(world: World, item: Item) -> None:
     }
     for handler, made in attempts.items():
         assert len(made) <= (2 if handler == "left" else 1), f"{handler}, item {item.index}: attempts {made}"
-    if world.injected:  # a fault takes the place of a call
+    if world.injected:  # a fault replaces a call
         return
     for handler, made in attempts.items():
         assert made == list(range(1, len(made) + 1)), f"{handler}, item {item.index}: attempts {made}"
@@ -96,7 +96,7 @@ async def test_promise_4_what_was_asked_for_is_called_as_often_as_asked() -> Non
 
 
 async def test_promise_4_no_result_of_an_earlier_call_comes_back() -> None:
-    """The trace is shared by all calls; what it saw is not."""
+    """All calls share the trace, but not the values that were seen in it."""
 
     @ps.node
     async def double(x: int) -> int:
@@ -154,7 +154,7 @@ async def test_promise_4_effects_keep_the_order_of_the_source() -> None:
 
     @ps.node
     async def check(user: str) -> float:
-        await testing.wait_quiescent()  # until nothing else goes on
+        await testing.wait_quiescent()  # until no other task runs
         if user == "eve":
             raise PermissionError(f"{user} may not")
         return 0.5

@@ -1,4 +1,4 @@
-"""Promise 5: a cancelled item emits nothing afterwards; queued, it frees its place at once; running, once unwound."""
+"""Promise 5: a cancelled item emits nothing. Its place is free at once if it is queued; if it runs, once unwound."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ def test_promise_5_nothing_begins_for_an_item_whose_caller_has_gone(explore: Exp
         with world.faults():
             await way(world, world.items(10))
         assert not world.too_late
-        if world.statistics is not None:  # of a deployment, whose places are all free again
+        if world.statistics is not None:  # a deployment, whose places must all be free again
             assert world.statistics.admission.in_flight == world.statistics.admission.queued == 0
             assert [actor.node for actor in world.statistics.actors if actor.in_flight or actor.inbox.depth] == []
         return world
@@ -31,7 +31,7 @@ def test_promise_5_nothing_begins_for_an_item_whose_caller_has_gone(explore: Exp
 
 
 class Token:
-    """An input that a test can watch."""
+    """An input of which a test can hold a weak reference."""
 
 
 async def test_promise_5_a_queued_item_frees_its_place_its_values_and_the_producer_that_waits_for_it() -> None:
@@ -60,14 +60,14 @@ async def test_promise_5_a_queued_item_frees_its_place_its_values_and_the_produc
             calls.append(asyncio.create_task(service(item)))
             await testing.wait_quiescent()
         inbox = next(actor for actor in service.statistics().actors if actor.node == "narrow").inbox
-        assert (begun, inbox.depth, inbox.waiting_putters) == ([0], 1, 2)  # 1 is queued, 2 and 3 wait before the inbox
+        assert (begun, inbox.depth, inbox.waiting_putters) == ([0], 1, 2)  # 1 is queued; 2 and 3 wait before the inbox
         calls[1].cancel()
         await testing.wait_quiescent()
         inbox = next(actor for actor in service.statistics().actors if actor.node == "narrow").inbox
-        assert (inbox.depth, inbox.waiting_putters) == (1, 1)  # 2 has moved in
+        assert (inbox.depth, inbox.waiting_putters) == (1, 1)  # 2 has moved into the inbox
         assert tokens[1]() is None
         assert service.statistics().cancelled == 1
-        calls[3].cancel()  # this one waits before the inbox
+        calls[3].cancel()  # 3 waits before the inbox
         await testing.wait_quiescent()
         assert tokens[3]() is None
         gate.set()
@@ -129,7 +129,7 @@ async def test_promise_5_a_running_item_keeps_its_place_until_it_has_unwound() -
         first.cancel()
         await unwinding.wait()
         await testing.wait_quiescent()
-        assert begun == [1]  # the place is not free yet
+        assert begun == [1]  # the place is still taken
         assert service.statistics().admission.in_flight == 2
         go_on.set()
         assert await second == 2
@@ -142,7 +142,7 @@ async def test_promise_5_a_running_item_keeps_its_place_until_it_has_unwound() -
 async def test_promise_5_no_remedy_begins_for_an_item_whose_handler_makes_another_error_of_the_cancel(
     remedy: str,
 ) -> None:
-    """As task groups of Python 3.11 do, if one of their tasks has failed already."""
+    """Task groups of Python 3.11 raise another error if one of their tasks has already failed."""
     begun: list[str] = []
     waits = asyncio.Event()
 
@@ -172,7 +172,7 @@ async def test_promise_5_no_remedy_begins_for_an_item_whose_handler_makes_anothe
 
 
 async def test_promise_5_a_late_result_is_discarded() -> None:
-    """A handler that swallows its cancel may return what it likes: its item has ended."""
+    """A handler that swallows its cancel may return anything: its item has already ended."""
     later: list[int] = []
 
     @ps.node
@@ -220,7 +220,7 @@ async def test_promise_5_the_late_result_of_a_thread_is_discarded() -> None:
             await begun.wait()
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await call  # released at once
+                await call  # the caller is released at once
             second = asyncio.create_task(service(2))
             await testing.wait_quiescent()
             assert not second.done()  # the thread keeps the only place until it returns

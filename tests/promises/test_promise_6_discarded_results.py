@@ -1,4 +1,4 @@
-"""Promise 6, for what nodes with `discard=` return: it is read, or a caller has it, or it is discarded; never two."""
+"""Promise 6 for results of `discard=` nodes: each is read, returned to a caller, or discarded; never two of these."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ from tests.promises.exploring import Explorer
 
 @dataclass
 class Response:
-    """Stands for an open response."""
+    """Stands for an open HTTP response."""
 
     number: int
     of: "World" = field(repr=False)
@@ -38,7 +38,7 @@ class Response:
 
 @dataclass
 class Found:
-    """A graph returns such an object, with a response in it."""
+    """A result of a graph that contains a response."""
 
     number: int
     response: Response
@@ -55,7 +55,7 @@ class World:
         await asyncio.sleep(self.draw.choice([0, 0, 0.1, 0.3, 1]))
 
     def got(self, value: Any) -> None:
-        """A caller has a result: what is in it is no longer the library's."""
+        """Note that a caller has a result: the responses in it belong to the caller, not to the library."""
         for one in value if isinstance(value, list | tuple) else [value]:
             response = one.response if isinstance(one, Found) else one
             if isinstance(response, Response):
@@ -75,7 +75,7 @@ async def opened(number: int) -> Response:
     except asyncio.CancelledError:
         if mine.draw.randrange(2):
             raise
-    mine.opened.append(Response(number, mine))  # also after a cancel, as a client may that has its response by then
+    mine.opened.append(Response(number, mine))  # also after a cancel, like a client that already has its response
     return mine.opened[-1]
 
 
@@ -227,7 +227,7 @@ def test_promise_6_what_nobody_has_begun_to_read_is_discarded_once(explore: Expl
         mine = world = World(loop.seed)
         async with engine.deploy(*ONE_VALUE, streamed, read_in_stream, max_in_flight=6) as service:
             await asyncio.gather(call_all(service, mine), read_streams(service, mine))
-            await asyncio.sleep(10)  # of virtual time, until all is closed
+            await asyncio.sleep(10)  # of virtual time, until all responses are closed
             assert {actor.in_flight for actor in service.statistics().actors} == {0}
         assert mine.closing == 0
         for response in mine.opened:

@@ -1,7 +1,7 @@
 """Promise 6: no task, thread, process, file descriptor or span outlives its scope.
 
-The fixtures of conftest look after threads, descriptors and processes for every test of this suite, and after tasks
-at its end; here it is the end of the scope at which nothing may be left.
+The fixtures of conftest check threads, descriptors and processes at the end of every test, and tasks at the end of
+the whole run; the tests here check all of them at the end of each scope.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ def test_promise_6_nothing_is_left_however_a_scope_ends(explore: Explorer) -> No
                     statistics = own.statistics()
                     assert (statistics.scopes, statistics.runs_in_flight) == (0, 0)
                     assert not others() - callers
-        # They have been told, but may not have taken their last step.
+        # The callers have their outcomes, but their tasks may not have taken their last step.
         await asyncio.gather(*callers, return_exceptions=True)
         assert not others()
         assert not any(world.active.values()), "a handler runs on"
@@ -93,7 +93,7 @@ async def leaves_early(world: World, own: engine.Engine) -> set[asyncio.Task[Any
 
 
 async def is_cancelled(world: World, own: engine.Engine) -> set[asyncio.Task[Any]]:
-    """Whoever uses a stream, or a deployment and its calls, is cancelled at some moment."""
+    """The user of a stream, or of a deployment and its calls, is cancelled at some moment."""
 
     async def use() -> None:
         if world.rng.random() < 0.5:
@@ -130,7 +130,7 @@ async def drains_impatiently(world: World, own: engine.Engine) -> set[asyncio.Ta
 
 
 async def closes_the_engine(world: World, own: engine.Engine) -> set[asyncio.Task[Any]]:
-    """An Engine is left with everything open in it."""
+    """An Engine is left while a stream, a deployment and calls are open."""
     stream = own.stream(world.shape.graph(item) for item in world.items(6))
     service = own.deploy(world.shape.graph, max_in_flight=2)
     try:
@@ -175,7 +175,7 @@ async def test_promise_6_no_task_outlives_a_stream() -> None:
         await testing.wait_quiescent()
     assert not others()
     results = engine.stream(busy(0) for _ in range(3))
-    assert len([r async for r in results]) == 3  # read to its end, it needs no closing
+    assert len([r async for r in results]) == 3  # a stream that is read to its end needs no closing
     assert not others()
     with pytest.raises(LookupError):
         async for _ in engine.stream(failing(0) for _ in range(3)):
@@ -292,7 +292,7 @@ def test_promise_6_resources_are_closed_once_whatever_is_cancelled_and_reloaded_
 
 
 async def test_promise_6_an_engine_ends_if_all_tasks_are_cancelled_at_any_turn() -> None:
-    # As when the loop is shut down, which also cancels tasks before their first step.
+    # A loop that shuts down cancels all tasks, also tasks before their first step.
     inside = 0
 
     @ps.node

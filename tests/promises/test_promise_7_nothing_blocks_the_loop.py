@@ -17,7 +17,7 @@ from tests.promises.exploring import Explorer
 
 
 class Turns:
-    """Counts what one task does between two turns of the loop."""
+    """Counts the handlers that one task runs between two turns of the event loop."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -25,11 +25,11 @@ class Turns:
         self._handle: asyncio.Handle | None = None
 
     def count(self) -> None:
-        """A handler runs."""
+        """Count a handler that runs."""
         self._since_turn[asyncio.current_task()] += 1
 
     def watch(self) -> None:
-        """Look now, and in every turn from now on."""
+        """Take the highest count, now and in every later turn of the loop."""
         self.most = max(self.most, *self._since_turn.values(), 0)
         self._since_turn.clear()
         self._handle = asyncio.get_running_loop().call_soon(self.watch)
@@ -124,7 +124,7 @@ async def mapping_hops(x: int) -> list[int]:
 
 
 def test_promise_7_the_loop_gets_its_turn_after_256_hops_at_most(explore: Explorer) -> None:
-    """Counted, not timed: no task makes more hops between two turns of the loop."""
+    """No task makes more than 256 hops between two turns of the loop; hops are counted, no time is measured."""
 
     async def main() -> int:
         rng = random.Random(asyncio.get_running_loop().seed)  # type: ignore[attr-defined]
@@ -141,7 +141,7 @@ def test_promise_7_the_loop_gets_its_turn_after_256_hops_at_most(explore: Explor
             async with engine.deploy(graph, max_in_flight=16) as service:
                 await asyncio.gather(*(service(0) for _ in range(size // 8)))
         turns.stop()
-        levels = 2 if graph in (looping_hops, mapping_hops) else 1  # a graph, and a body inside of it
+        levels = 2 if graph in (looping_hops, mapping_hops) else 1  # a loop has two levels: the graph, and the body
         assert turns.most <= 256 * levels, f"{turns.most} handlers ran between two turns, in {graph.name!r}"
         return turns.most
 
@@ -158,7 +158,7 @@ async def test_promise_7_items_that_fail_at_the_end_of_a_line_give_the_loop_its_
 
 
 class Down:
-    """An instance with a state, all of whose calls fail at once."""
+    """A class with state, all of whose calls fail at once."""
 
     async def __call__(self, x: int) -> int:
         turns.count()
@@ -188,7 +188,7 @@ async def _fails_as_a_stream(x: int) -> AsyncIterator[int]:
 
 @pytest.mark.parametrize("kind", ["plain", "async", "wait", "timeout", "hedge", "cache", "class", "stream"])
 async def test_promise_7_every_retry_gives_the_loop_its_turn(kind: str) -> None:
-    """Also one that pauses for no time, after an attempt that has not waited."""
+    """This holds also for a retry without a pause, after an attempt that never waited."""
     more: dict[str, Any] = {
         "timeout": {"timeout_seconds": 60},
         "wait": {"retry": ps.Retry(attempts=20, wait=lambda error, attempt: 0)},
@@ -221,7 +221,7 @@ async def test_promise_7_every_retry_gives_the_loop_its_turn(kind: str) -> None:
 
 
 class Witness:
-    """Tells in which thread it is pickled."""
+    """Notes the thread in which it is pickled."""
 
     pickled_in: ClassVar[list[int]] = []
 
@@ -238,7 +238,7 @@ async def test_promise_7_arguments_are_pickled_and_processes_started_beside_the_
     async with engine.Engine() as own:
         run = asyncio.create_task(own.run(ps.graph(square)(Witness())))
         turns = 0
-        while not run.done():  # the loop turns while the process starts
+        while not run.done():  # the event loop turns while the process starts
             turns += 1
             await asyncio.sleep(0)
     assert run.result() == 49
@@ -259,13 +259,13 @@ async def test_promise_7_the_end_of_an_engine_waits_for_a_thread_without_holding
 
     async def use() -> None:
         async with engine.Engine() as own:
-            await own.run(blocking(1), timeout_seconds=0.3)  # by then it runs
+            await own.run(blocking(1), timeout_seconds=0.3)  # the function runs by then
 
     using = asyncio.create_task(use())
     await asyncio.wait([using], timeout=0.6)
     await testing.wait_quiescent()
-    assert not using.done()  # the caller has its TimeoutError, and the Engine waits for its thread
-    go_on.set()  # this line is reached: the loop is free
+    assert not using.done()  # the caller has its TimeoutError, but the Engine waits for its thread
+    go_on.set()  # reaching this line shows that the loop is free
     try:
         await using
     except TimeoutError:
@@ -273,7 +273,7 @@ async def test_promise_7_the_end_of_an_engine_waits_for_a_thread_without_holding
 
 
 async def test_promise_7_a_caller_whose_calls_never_wait_gives_the_loop_its_turn() -> None:
-    """A call that never suspends may begin and end at once, but not more than 256 of them between two turns."""
+    """A call that never suspends may begin and end at once, but at most 256 such calls run between two turns."""
     in_a_turn = [0]
 
     @ps.node
@@ -298,7 +298,7 @@ async def test_promise_7_a_caller_whose_calls_never_wait_gives_the_loop_its_turn
 async def test_promise_7_calls_that_take_long_to_suspend_begin_in_turns_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A call may begin in the midst of its caller's turn, but not where that turn has lasted a millisecond."""
+    """A call may begin inside its caller's turn, unless that turn has already lasted a millisecond."""
     monkeypatch.setattr("penstock.actors.tasks.MOST_EAGER_SECONDS", 0.001)
     turns = 0
     begun_in: list[int] = []
@@ -325,7 +325,7 @@ async def test_promise_7_calls_that_take_long_to_suspend_begin_in_turns_of_their
 
 
 async def test_promise_7_a_pipeline_that_never_waits_gives_the_loop_its_turn() -> None:
-    """Neither a long chain nor an endless source of items that never suspend keeps a timer from its turn."""
+    """A long chain, or an endless source of items that never suspend, does not keep a timer from its turn."""
 
     line = same >> same >> same
 
@@ -341,7 +341,7 @@ async def test_promise_7_a_pipeline_that_never_waits_gives_the_loop_its_turn() -
                 pass
 
     reading = asyncio.create_task(read())
-    await asyncio.sleep(0.01)  # a timer of somebody else
+    await asyncio.sleep(0.01)  # stands for any timer of the program
     reading.cancel()
     await asyncio.wait([reading])
     assert reading.cancelled()

@@ -39,9 +39,9 @@ def test_promise_8_importing_penstock_loads_neither_jax_nor_the_opentelemetry_sd
 
 
 def test_promise_8_neither_does_using_it(request: pytest.FixtureRequest, effort: int) -> None:
-    """What is imported late is imported by use: so everything is used, in a process that has nothing else loaded."""
+    """Some imports happen at first use, so this test uses everything, in a process that has loaded nothing else."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT)])}
     command = [sys.executable, "-c", USE, request.node.nodeid, str(effort)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.splitlines()[-1]) >= 1  # before that, logs
+    assert int(done.stdout.splitlines()[-1]) >= 1  # lines before the last are logs

@@ -1,6 +1,7 @@
-"""Promise 9: a training that is killed at random moments gives, in all, the bits of one that was left alone.
+"""Promise 9: a training that is killed at random moments gives, in all, the results of one without kills, bit by bit.
 
-`make train-kills` does it with the language model; `tests/saving/test_interrupted_pipelines.py` with random pipelines.
+`make train-kills` tests this with the language model, `tests/saving/test_interrupted_pipelines.py` with random
+pipelines.
 """
 
 from pathlib import Path

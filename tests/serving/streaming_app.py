@@ -1,4 +1,4 @@
-"""An ASGI application that streams what a deployment gives, and says what it holds; run by uvicorn."""
+"""An ASGI application that streams from a deployment, and reports the resources that it holds; run by uvicorn."""
 
 import asyncio
 import gc
@@ -36,14 +36,14 @@ async def tokens(count: int) -> AsyncIterator[str]:
 
 @ps.node
 async def shout(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    """A second generator, so that closing has to travel."""
+    """A second generator, so that closing has to reach the first."""
     async for line in lines:
         yield line.upper()
 
 
 @ps.graph
 async def answer(count: int) -> AsyncIterator[str]:
-    """Two generators, one after the other."""
+    """Stream tokens through two generators, one reading the other."""
     return shout(tokens(count))
 
 
@@ -57,7 +57,7 @@ async def big_blocks() -> AsyncIterator[str]:
 
 @ps.graph
 async def blocks() -> AsyncIterator[str]:
-    """More than a client reads."""
+    """Give more than a client reads."""
     return big_blocks()
 
 
@@ -75,7 +75,7 @@ def double_all(numbers: list[int]) -> list[int]:
 
 @ps.graph
 async def doubled(number: int) -> int:
-    """A call that suspends, and is one of a batch."""
+    """Suspend, and then run in a batch."""
     return await double_all(await wait_a_little(number))
 
 
@@ -94,12 +94,12 @@ app = FastAPI(lifespan=lifespan)
 
 
 def descriptors() -> int:
-    """How many file descriptors are open."""
+    """Return how many file descriptors are open."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def resident_bytes() -> int:
-    """How much memory is resident."""
+    """Return the resident memory in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
 
 
@@ -126,13 +126,13 @@ async def double(number: int, timeout_seconds: float) -> int:
 
 
 async def around(stream: engine.Stream[str]) -> AsyncIterator[str]:
-    """A generator around the stream, as for server-sent events."""
+    """Wrap the stream in a generator, as for server-sent events."""
     async for token in stream:
         yield f"data: {token}"
 
 
 async def guarded(stream: engine.Stream[str]) -> AsyncIterator[str]:
-    """One that looks at what goes wrong."""
+    """Wrap the stream in a generator that catches its errors."""
     try:
         async for token in stream:
             yield token
@@ -144,7 +144,7 @@ async def guarded(stream: engine.Stream[str]) -> AsyncIterator[str]:
 
 
 async def with_heartbeats(stream: engine.Stream[str]) -> AsyncIterator[str]:
-    """One that sends something while there is nothing; its reads are cancelled again and again."""
+    """Wrap the stream in a generator that sends heartbeats; it cancels its reads again and again."""
     while True:
         try:
             async with asyncio.timeout(0.0005):
@@ -155,7 +155,7 @@ async def with_heartbeats(stream: engine.Stream[str]) -> AsyncIterator[str]:
 
 
 async def entered(stream: engine.Stream[str]) -> AsyncIterator[str]:
-    """One that waits for something else between two values, where a client may leave, too."""
+    """Wrap the stream in a generator that also waits between two values; a client may leave there, too."""
     async with stream:
         async for token in stream:
             await asyncio.sleep(0.02)
@@ -173,7 +173,7 @@ BODIES: dict[str, Callable[[engine.Stream[str]], AsyncIterator[str]]] = {
 
 @app.get("/body/{name}")
 async def body(name: str) -> StreamingResponse:
-    """Stream tokens without end, in one of the ways in which servers do."""
+    """Stream tokens without end, through one of the generators above."""
     stream = service.stream(answer(-1), timeout_seconds=60)
     await stream.wait_started()
     return StreamingResponse(BODIES[name](stream))
@@ -181,7 +181,7 @@ async def body(name: str) -> StreamingResponse:
 
 @app.get("/flood")
 async def flood(timeout_seconds: float) -> StreamingResponse:
-    """Stream more than a client that does not read can take, for a limited time."""
+    """For a limited time, stream more than a client takes that does not read."""
     stream = service.stream(blocks(), timeout_seconds=timeout_seconds)
     await stream.wait_started()
     return StreamingResponse(guarded(stream))
@@ -189,31 +189,31 @@ async def flood(timeout_seconds: float) -> StreamingResponse:
 
 @app.post("/disable-collector")
 async def disable_collector() -> None:
-    """Have nothing collected but what reference counts free."""
+    """Switch the collector off, so that only reference counts free memory."""
     gc.disable()
 
 
 @app.post("/drain")
 async def drain() -> dict[str, Any]:
-    """Accept nothing more, and return what is held once what was accepted has ended."""
+    """Accept no further calls; when the accepted calls have ended, return the resources that are held."""
     await service.drain()
     return await state()
 
 
 @app.get("/in-flight")
 async def in_flight() -> int:
-    """How many calls hold a place."""
+    """Return how many calls hold a place."""
     return service.statistics().admission.in_flight
 
 
 @app.get("/state")
 async def state() -> dict[str, Any]:
-    """What this process holds."""
+    """Return the resources that this process holds."""
     return holdings(service)
 
 
 def holdings(service: engine.Service[..., Any]) -> dict[str, Any]:
-    """What this process holds, with a deployment."""
+    """Return the resources that this process and a deployment hold."""
     gc.collect()
     statistics = service.statistics()
     admission = statistics.admission

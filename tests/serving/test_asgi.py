@@ -1,4 +1,4 @@
-"""`penstock.asgi`: what it sends, and that a client who goes or stalls ends its call, over real sockets as well."""
+"""`penstock.asgi`: the bytes that it sends, and calls whose client leaves or stalls, over real sockets too."""
 
 import asyncio
 import enum
@@ -27,7 +27,7 @@ from tests.serving.servers import client, connect, server, settled
 from tests.serving.test_disconnects import in_flight_after_a_while, leave
 
 APPLICATION = "tests.serving.asgi_app"
-# Each server on the loop that most people run it on, and on the other one.
+# Each server on its usual event loop, and on the other loop.
 SERVERS = [
     ("uvicorn", "uvloop"),
     ("hypercorn", "asyncio"),
@@ -35,7 +35,7 @@ SERVERS = [
     pytest.param("hypercorn", "uvloop", marks=pytest.mark.long),
 ]
 CONNECTIONS = 1_000
-HELD = ("in_flight", "queued", "open_generators", "tasks")  # of tasks, those that the server has not started
+HELD = ("in_flight", "queued", "open_generators", "tasks")  # tasks: without those of the server itself
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ broken = ps.graph(breaks)
 
 
 class Client:
-    """The server's side of one request, without a server: it keeps what is sent, and goes or stalls when it is told."""
+    """Stands for server and client of one request: it keeps all messages, and leaves or stalls when a test says so."""
 
     def __init__(self) -> None:
         self.sent: list[MutableMapping[str, Any]] = []
@@ -93,7 +93,7 @@ class Client:
         self.sent.append(message)
 
     async def asks_for(self, response: Response, method: str = "GET") -> str:
-        """Take a response; return its body."""
+        """Take a response; return the body that was sent."""
         scope = {"type": "http", "method": method, "asgi": {"version": "3.0", "spec_version": "2.3"}}
         await response(scope, self.receive, self.send)
         return self.body
@@ -184,7 +184,7 @@ async def test_values_that_are_ready_go_out_in_one_chunk_and_those_before_an_err
     with pytest.raises(LookupError):
         await client.asks_for(asgi.event_stream(engine.stream(said("a b c d")), encode=picky))
     assert client.body == "data: A\n\ndata: B\n\nevent: failed\ndata: LookupError\n\n"
-    # A reader that takes a value each turn sees how many are left, as many as the stream holds at most.
+    # A reader that takes a value each turn sees how many values are ready, at most as many as the stream buffers.
     async with engine.stream(said(" ".join("x" * 40))) as stream:
         assert stream.ready == 0
         await anext(stream)
@@ -360,7 +360,7 @@ async def test_a_later_error_is_told_without_its_text_and_raised() -> None:
 
 
 async def test_another_protocol_is_two_arguments() -> None:
-    """Events without names, and an error as JSON; the response ends in good order and the error is logged once."""
+    """Unnamed events, and an error as JSON: the response ends in good order, and the error is logged once."""
     openai: dict[str, Any] = {"end": "[DONE]", "encode_error": lambda error: json.dumps({"error": str(error)})}
     client = Client()
     assert await client.asks_for(asgi.event_stream(engine.stream(said("a")), **openai)) == "data: a\n\ndata: [DONE]\n\n"
@@ -378,7 +378,7 @@ async def test_another_protocol_is_two_arguments() -> None:
     with structlog.testing.capture_logs() as logged:
         named = asgi.event_stream(engine.stream(broken(1)), statuses={LookupError: 404}, **openai)
         assert await Client().asks_for(named) == body
-    assert "exception" not in logged[0]  # an error that was to be expected
+    assert "exception" not in logged[0]  # an expected error, logged without a traceback
     del openai["end"]
     body = await Client().asks_for(asgi.event_stream(engine.stream(broken(1)), **openai))
     assert body == 'data: 0\n\nevent: failed\ndata: {"error": "a secret"}\n\n'
@@ -389,7 +389,7 @@ async def test_another_protocol_is_two_arguments() -> None:
 
 
 async def test_bytes_are_sent_as_they_are() -> None:
-    """Several events for a value, or none, a comment for what a node has emitted, and last events of one's own."""
+    """Several events for a value or none, a comment for an emitted value, and last events of the caller's own."""
     raw: dict[str, Any] = {
         "encode": lambda value: f"event: x\ndata: {value}\n\n".encode() if value != 0 else b"",
         "encode_event": lambda event: f": {event.done}\n\n".encode(),
@@ -409,7 +409,7 @@ class Missing(LookupError):
 
 
 class Answers:
-    """A deployment of one place behind a plain endpoint, whose node raises what it is given, or waits to be told."""
+    """A deployment with one place behind a plain endpoint. Its node raises or returns its argument, or waits."""
 
     def __init__(self) -> None:
         self.goes_on = asyncio.Event()
@@ -489,10 +489,10 @@ async def test_a_stream_that_fails_before_its_first_item_has_the_status_of_the_e
     client = Client()
     assert await client.asks_for(asgi.event_stream(stream(TimeoutError("x")), statuses={})) == "Gateway Timeout"
     client = Client()
-    with pytest.raises(LookupError):  # a mistake, which has none
+    with pytest.raises(LookupError):  # a mistake, which has no status
         await client.asks_for(asgi.event_stream(stream(LookupError("x")), statuses=statuses))
     assert client.sent == []
-    with pytest.raises(ConnectionError):  # the status was sent before
+    with pytest.raises(ConnectionError):  # the status was sent before the error
         await client.asks_for(asgi.event_stream(stream(ConnectionError("x"), 1), statuses=statuses))
     assert client.body == "data: 0\n\nevent: failed\ndata: ConnectionError\n\n"
     with pytest.raises(ps.OptionsError, match="statuses="):
@@ -519,7 +519,7 @@ async def test_what_has_no_status_is_raised_and_a_result_is_json() -> None:
 
 
 def test_a_client_of_a_plain_endpoint_that_leaves_ends_its_call(effort: int) -> None:
-    """Whatever comes first: the result, or the client going; nothing is left in either case."""
+    """Either the result or the client's end comes first; in both cases, nothing is left."""
 
     async def main() -> int:
         answers, client = Answers(), Client()
@@ -549,7 +549,7 @@ def test_a_timeout_of_the_call_is_none_of_the_client() -> None:
             assert (await answers.ask(Client(), "waits")).status_code == 504
             asking = asyncio.create_task(answers.ask(Client(), "waits"))
             await asyncio.sleep(1)
-            asking.cancel()  # as a server does that ends
+            asking.cancel()  # as a server that ends cancels its requests
             with pytest.raises(asyncio.CancelledError):
                 await asking
             assert answers.service.statistics().admission.in_flight == 0
@@ -558,7 +558,7 @@ def test_a_timeout_of_the_call_is_none_of_the_client() -> None:
 
 
 class Held:
-    """A graph that gives a value, and then nothing until it is told."""
+    """A graph that gives a value, and then waits until it is told to continue."""
 
     def __init__(self) -> None:
         self.goes_on = asyncio.Event()
@@ -662,7 +662,7 @@ async def test_an_error_of_the_server_while_it_watches_the_client_is_raised() ->
 
 
 class Transport:
-    """A connection that its server does not tell about."""
+    """A connection whose loss only its transport knows: the server does not report it."""
 
     is_lost = False
 
@@ -961,7 +961,7 @@ async def test_a_client_who_goes_with_a_request_behind_its_stream_frees_its_plac
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
 @pytest.mark.parametrize(("name", "loop"), SERVERS)
 async def test_a_client_who_stalls_frees_its_place_while_it_stays(name: str, loop: str) -> None:
-    # The server says that the response is not complete.
+    # Hypercorn logs that the response is not complete.
     expected = "INFO|asgi.client_stalled|without completing response"
     with server(*arguments(name, loop), application=APPLICATION, name=name, expected=expected) as (url, _):
         async with client(url) as http:
@@ -971,7 +971,7 @@ async def test_a_client_who_stalls_frees_its_place_while_it_stays(name: str, loo
             left = await in_flight_after_a_while(http)
             state = await settled(http, idle_tasks=0)
             writer.close()
-            await writer.wait_closed()  # the end of the server blocks this loop
+            await writer.wait_closed()  # closing would block this loop until the server ends
     assert (held, left) == (1, 0)
     assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
 

@@ -1,4 +1,4 @@
-"""The servers that `make bench-servers` compares answer alike, tuned or not, and end at SIGTERM."""
+"""The servers that `make bench-servers` compares give the same answers, tuned or not, and end at SIGTERM."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from benchmarks.servers import by_hand, process
 
 
-# A row on a device takes as long as all the others, and is a device node in a server, as in the tests of workers.
+# The row on a device takes as long as all others together, and the tests of workers cover device nodes in servers.
 @pytest.mark.parametrize(
     "row", [pytest.param(row, marks=[pytest.mark.long] * (row == "device batch")) for row in by_hand.APPLICATIONS]
 )

@@ -1,4 +1,4 @@
-"""Clients that leave in the middle of a stream, over real HTTP: Starlette never calls `aclose` for them."""
+"""Clients that leave in the middle of a stream, over real HTTP: Starlette never calls `aclose` on the stream."""
 
 import asyncio
 import socket
@@ -45,7 +45,7 @@ async def round_of_clients(client: httpx.AsyncClient) -> None:
 async def test_two_hundred_clients_a_third_of_which_leave(loop: str) -> None:
     with server("--loop", loop) as (url, _):
         async with client(url) as http:
-            await round_of_clients(http)  # loads what is loaded once
+            await round_of_clients(http)  # the first round imports modules
             before = await settled(http)
             for _ in range(ROUNDS):
                 await round_of_clients(http)
@@ -55,8 +55,8 @@ async def test_two_hundred_clients_a_third_of_which_leave(loop: str) -> None:
     )
     assert after["tasks"] <= IDLE_TASKS
     assert after["descriptors"] <= before["descriptors"]
-    # Of the engine's own objects, since others may load a module late. The noise is some 250; one that stayed for each
-    # request would make 600.
+    # Only objects of the engine are counted, because other packages may import a module late. The count varies by
+    # some 250; an object that stayed for each request would add 600.
     assert after["objects"] < before["objects"] + 2 * CLIENTS
     assert after["resident_bytes"] < before["resident_bytes"] + 20_000 * ROUNDS * CLIENTS
 
@@ -65,7 +65,7 @@ def leave(writer: asyncio.StreamWriter, how: str) -> None:
     if how == "half-close":
         writer.write_eof()
     elif how == "reset":
-        lingering = struct.pack("ii", 1, 0)  # for 0 seconds: the connection is reset
+        lingering = struct.pack("ii", 1, 0)  # linger for 0 seconds: the connection is reset
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, lingering)
         writer.transport.abort()
     else:
@@ -73,7 +73,7 @@ def leave(writer: asyncio.StreamWriter, how: str) -> None:
 
 
 async def in_flight_after_a_while(http: httpx.AsyncClient) -> int:
-    """Return how many calls hold a place, asked for until none does or no hope is left."""
+    """Ask how many calls hold a place, until there are none or the tries are used up; return the last number."""
     in_flight = -1
     for _ in range(PATIENCE_REQUESTS):
         in_flight = (await http.get("/in-flight")).json()
@@ -114,5 +114,5 @@ async def test_a_client_who_stalls_keeps_its_place_until_its_deadline(loop: str)
             held = (await http.get("/in-flight")).json()
             left = await in_flight_after_a_while(http)
             writer.close()
-            await writer.wait_closed()  # the end of the server blocks this loop
+            await writer.wait_closed()  # closing would block this loop until the server ends
     assert (held, left) == (1, 0)

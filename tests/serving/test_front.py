@@ -1,4 +1,4 @@
-"""The example of a front over several processes, over real sockets: a worker that is killed costs no answer."""
+"""The example of a front over several processes, over real sockets: a killed worker costs no answer."""
 
 import asyncio
 import signal
@@ -20,19 +20,19 @@ from tests.serving.openai_server import served
 
 WORKERS, CALLERS = 3, 30
 
-# The clients' loop and that of the front; the workers have their own.
+# The clients and the front share this loop; the workers have their own.
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 
 class Fronted:
-    """Workers, the front before them, and its client."""
+    """Workers, the front before them, and a client of the front."""
 
     def __init__(self, client: httpx.AsyncClient, service: engine.Service[..., httpx.Response]) -> None:
         self.client = client
         self.service = service
 
     async def ask(self) -> int:
-        """Ask, and return which process has answered."""
+        """Ask, and return the id of the process that answered."""
         answer = await self.client.get("/count", params={"word": "water"})
         assert answer.status_code == 200, answer.text
         assert answer.json()["letters"] == 5
@@ -51,7 +51,7 @@ class Fronted:
         return answered
 
     async def in_flight(self, number: int) -> None:
-        """Wait until so many requests, and no more, are in flight."""
+        """Wait until exactly `number` requests are in flight."""
         while self.service.statistics().admission.in_flight != number:
             await asyncio.sleep(0.001)
 
@@ -64,7 +64,7 @@ class Fronted:
 @asynccontextmanager
 async def fronted(urls: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fronted]:
     monkeypatch.setenv("WORKERS", " ".join(urls))
-    # On a busy machine, a worker may take long to answer a look.
+    # On a busy machine, a worker may take long to answer a health check.
     monkeypatch.setattr(example, "LOOK_TIMEOUT_SECONDS", 30)
     app = create_front()
     async with (
@@ -80,11 +80,11 @@ async def test_of_three_workers_one_is_killed_under_load_and_every_request_is_an
     with ExitStack() as stack:
         urls, processes = zip(*(stack.enter_context(worker_process()) for _ in range(WORKERS)), strict=True)
         async with fronted(urls, monkeypatch) as front:
-            # Equals take turns, so that each worker gets a third.
+            # Equally loaded workers take turns, so each worker gets a third of the requests.
             assert sorted([await front.ask() for _ in range(2 * WORKERS)]) == sorted(
                 2 * [process.pid for process in processes]
             )
-            # While all are stopped, each gets a third of the requests; those of the one that is killed are lost.
+            # While all workers are stopped, each gets a third of the requests; the killed worker loses its requests.
             for process in processes:
                 process.send_signal(signal.SIGSTOP)
             first = [asyncio.create_task(front.ask()) for _ in range(CALLERS)]
@@ -99,14 +99,14 @@ async def test_of_three_workers_one_is_killed_under_load_and_every_request_is_an
             assert answered.total() == CALLERS + 300
             assert killed.pid not in answered
             assert front.retried >= CALLERS // WORKERS
-            # Another process takes its place, and gets its share.
+            # A new process at the same address gets its share.
             url = httpx.URL(urls[0])
             _, restarted = stack.enter_context(worker_process(url.port or 0))
             while await front.ask() != restarted.pid:
                 pass
             answered = await front.asked_by_many(30)
             assert set(answered) == {restarted.pid, *(process.pid for process in others)}
-            # One that is asked to end finishes what it has.
+            # A worker that gets SIGTERM finishes its requests.
             load = asyncio.create_task(front.asked_by_many(100))
             await front.ask()
             others[0].terminate()
@@ -114,7 +114,7 @@ async def test_of_three_workers_one_is_killed_under_load_and_every_request_is_an
 
 
 class Behind:
-    """A worker that notes what it is asked."""
+    """A worker that notes its requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes, list[tuple[bytes, bytes]], int]] = []
@@ -125,7 +125,7 @@ class Behind:
     async def answer(self, request: Request) -> Response:
         target = request.scope["raw_path"] + b"?" + request.scope["query_string"]
         self.asked.append((request.method, target, request.headers.raw, len(await request.body())))
-        if self.breaks:  # with the length of another body, so that the connection is cut
+        if self.breaks:  # a wrong length, so that the connection is cut
             return Response(b"half", headers={"content-length": "8"})
         response = Response("answered", 503 if self.is_full else 200, {"x-mine": "1"})
         response.set_cookie("first", "1")
@@ -135,7 +135,7 @@ class Behind:
 
 @asynccontextmanager
 async def behind(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[list[Behind], httpx.AsyncClient]]:
-    """Give three workers, and a client of the front before them, which never looks at them."""
+    """Give three workers, and a client of the front before them; the front makes no health checks."""
     monkeypatch.setattr(example.Worker, "watch", lambda worker: asyncio.Event().wait())
     workers = [Behind() for _ in range(WORKERS)]
     async with AsyncExitStack() as stack:
@@ -168,7 +168,7 @@ async def test_what_may_have_been_done_is_asked_again_only_if_it_may_be_done_twi
         workers[1].breaks = False
         assert (await client.post("/", headers={"idempotency-key": "7"}, content=b"order")).text == "answered"
         assert (await client.get("/")).text == "answered"
-        # One that was refused has not been done.
+        # A refused request was not executed, so it is sent to another worker.
         for worker in workers:
             worker.breaks = False
         workers[1].is_full = True
@@ -207,5 +207,5 @@ async def test_a_body_that_is_too_large_reaches_no_worker(monkeypatch: pytest.Mo
     async with behind(monkeypatch) as (workers, client):
         assert (await client.post("/", content=b"1234567890")).status_code == 200
         assert (await client.post("/", content=b"12345678901")).status_code == 413
-        assert (await client.post("/", content=parts())).status_code == 413  # whose length no header tells
+        assert (await client.post("/", content=parts())).status_code == 413  # no header tells the length
         assert sum(len(worker.asked) for worker in workers) == 1

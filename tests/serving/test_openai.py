@@ -1,4 +1,4 @@
-"""Graphs behind OpenAI's protocol, asked by the client of OpenAI and by hand, over real HTTP."""
+"""Graphs behind OpenAI's protocol, called by the client of OpenAI and by hand, over real HTTP."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ async def test_a_chat_is_answered_whole_and_streamed() -> None:
     async with served(app) as url, client(url) as asked:
         done = await asked.chat.completions.create(model="echo", messages=ASKED)
         assert (done.choices[0].message.content, done.choices[0].finish_reason) == ("one two three ", "stop")
-        assert done.usage is None  # nobody has counted
+        assert done.usage is None  # the graph counts no tokens
         options = {"stream": True, "stream_options": {"include_usage": True}}
         chunks = [chunk async for chunk in await asked.chat.completions.create(model="echo", messages=ASKED, **options)]
         response = await asked.responses.create(model="echo", input="one")
@@ -231,7 +231,7 @@ async def test_a_full_deployment_refuses_and_says_when_to_come_back() -> None:
     async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
         body = {"model": "endless", "messages": ASKED, "stream": True}
         async with http.stream("POST", "/v1/chat/completions", json=body) as stream:
-            chunks = stream.aiter_raw()  # held: a generator that is dropped closes the response
+            chunks = stream.aiter_raw()  # keep the generator: without a reference, it would close the response
             await anext(chunks)
             for asked in (body, {**body, "stream": False}):
                 refused = await http.post("/v1/chat/completions", json=asked)
@@ -245,7 +245,7 @@ async def test_one_key_at_its_limit_gets_429_and_the_others_are_served() -> None
         first = {"authorization": "Bearer sk-1"}
         body = {"model": "endless", "messages": ASKED, "stream": True}
         async with http.stream("POST", "/v1/chat/completions", json=body, headers=first) as stream:
-            chunks = stream.aiter_raw()  # held: a generator that is dropped closes the response
+            chunks = stream.aiter_raw()  # keep the generator: without a reference, it would close the response
             await anext(chunks)
             refused = await http.post("/v1/chat/completions", json=body, headers=first)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
@@ -270,7 +270,7 @@ async def test_a_client_that_leaves_frees_its_place() -> None:
                     "POST", "/v1/chat/completions", json={"model": "endless", "messages": ASKED, **body}, timeout=0.1
                 ) as response:
                     await anext(response.aiter_raw())
-            await asked.chat.completions.create(model="echo", messages=ASKED)  # waits for the place
+            await asked.chat.completions.create(model="echo", messages=ASKED)  # waits for a free place
             assert openai_server.opened["closed"] == before + 2
 
 

@@ -1,4 +1,4 @@
-"""Responses and embeddings, asked by the client of OpenAI: what it gathers from events is what comes whole."""
+"""Responses and embeddings with the client of OpenAI: a streamed response, gathered, equals the whole response."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ def client(url: str) -> Any:
 
 @ps.node
 async def mixed(messages: Messages) -> AsyncIterator[serving.Delta]:
-    """Text, two calls of tools whose parts come by turns, thoughts, text again; cut off."""
+    """Give text, interleaved parts of two tool calls, thoughts, and text again, cut off."""
     yield serving.Delta("a")
     yield serving.Delta(
         tool_calls=[{"index": number, "id": f"c{number}", "function": {"name": f"f{number}"}} for number in (0, 1)]
@@ -38,7 +38,7 @@ async def mixed(messages: Messages) -> AsyncIterator[serving.Delta]:
 
 
 def plain(response: Any) -> Any:
-    """Return a response without what differs from one to the next."""
+    """Return a response as JSON, without ids and times, which differ between responses."""
     found = json.loads(response.to_json())
     for item in found["output"]:
         item.pop("id")
@@ -62,7 +62,7 @@ async def test_what_the_client_gathers_from_events_is_the_whole_response(model: 
         whole = await ask.responses.create(**asked)
         async with ask.responses.stream(**asked) as stream:
             events += [event async for event in stream]
-            gathered = events[-1].response  # the client has no method for one that is incomplete
+            gathered = events[-1].response  # the client has no method for an incomplete response
             if model == "thinker":
                 gathered = await stream.get_final_response()
     assert plain(gathered) == plain(whole)
@@ -200,7 +200,8 @@ async def test_a_server_of_chats_answers_responses() -> None:
 async def test_embeddings_in_both_forms_and_of_a_server() -> None:
     app = serving.openai({"length": length, "thinker": thinker})
     async with served(app) as url, client(url) as ask, httpx.AsyncClient(base_url=url) as http:
-        found = await ask.embeddings.create(model="length", input=["a", "bcd"])  # the client asks for base64
+        # by default, the client asks for base64
+        found = await ask.embeddings.create(model="length", input=["a", "bcd"])
         assert [one.embedding for one in found.data] == [[1.0, 0.5], [3.0, 0.5]]
         raw = (await http.post("/v1/embeddings", json={"model": "length", "input": "ab"})).json()
         assert raw["data"][0]["embedding"] == [2.0, 0.5]

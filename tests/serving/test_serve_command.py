@@ -1,4 +1,4 @@
-"""`penstock serve`: it says what it serves and how to ask it, and drains at SIGTERM."""
+"""`penstock serve` prints what it serves and how to call it, and drains at SIGTERM."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-ENDED = (0, -signal.SIGTERM)  # uvicorn ends by the signal when all is done
+ENDED = (0, -signal.SIGTERM)  # uvicorn ends by the signal when all calls are done
 ROOT = Path(__file__).parents[2]
 
 
@@ -51,7 +51,7 @@ def test_it_serves_a_graph_that_needs_no_model_and_says_how_to_ask_it(tmp_path: 
         with httpx.Client(base_url=url, headers={"authorization": "Bearer sk-2"}, timeout=30) as http:
             answer = http.post("/v1/chat/completions", json=body).json()
             assert "collections.Counter.most_common" in answer["choices"][0]["message"]["content"]
-            # What it prints can be pasted: into a shell, and into Python, where the client is the synchronous one.
+            # The printed commands can be pasted into a shell, and into Python with OpenAI's synchronous client.
             shell, program = said.replace("KEY", "sk-1").split("\n\n", 1)[1].split("\n\n")
             if shutil.which("curl"):
                 assert "data: [DONE]" in output_of("sh", "-c", shell.replace("curl", "curl -sSN"))

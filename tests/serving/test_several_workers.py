@@ -1,4 +1,4 @@
-"""Servers with several workers, forked or spawned: threads, processes and devices work in each of them."""
+"""Servers with several workers, forked or spawned: threads, processes and devices work in each worker."""
 
 import asyncio
 import importlib.util
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 @asynccontextmanager
 async def serving(arguments: list[str], folder: Path, **variables: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve the application; gives a client who connects anew for each request, so that each worker is met."""
+    """Serve the application; give a client that opens a connection for each request, so that it meets each worker."""
     server, *options = arguments
     if importlib.util.find_spec(server) is None:
         pytest.skip(f"{server} is not installed")
@@ -69,7 +69,7 @@ async def listening(client: httpx.AsyncClient, process: "subprocess.Popen[bytes]
         while process.poll() is None:
             try:
                 await client.get("/ready")
-            except httpx.TransportError:  # nobody listens yet
+            except httpx.TransportError:  # the server does not listen yet
                 await asyncio.sleep(0.05)
             else:
                 return
@@ -81,7 +81,7 @@ async def work(client: httpx.AsyncClient, x: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.timeout(150)
-# Hypercorn spawns its workers, as uvicorn does, and so does granian.
+# Hypercorn, uvicorn and granian all spawn their workers.
 @pytest.mark.parametrize(
     "server", [pytest.param(s, marks=[pytest.mark.long] * (s in {"hypercorn", "granian"})) for s in SERVERS]
 )
@@ -101,8 +101,8 @@ async def test_threads_processes_and_devices_work_in_every_worker(server: str, t
 
 @pytest.mark.timeout(150)
 async def test_after_a_preload_that_has_started_jax_a_device_node_is_an_error_with_the_remedy(tmp_path: Path) -> None:
-    # JAX ends such a worker by SIGABRT when it exits, whoever has forked it: nothing is asserted of that.
-    # Nor that it does exit: what gunicorn would wait for is half a minute.
+    # JAX aborts such a forked worker with SIGABRT when it exits, so no exit status is asserted.
+    # The worker may not even exit: gunicorn would wait for it for half a minute by default.
     async with serving([*GUNICORN, "--graceful-timeout=5"], tmp_path, ARRAY_AT_IMPORT="1") as client:
         assert (await work(client, 1))[0] == 4
         answer = await client.get("/compute", params={"x": 3})

@@ -1,4 +1,4 @@
-"""A server under more load than it accepts: all clients are gone in one moment, or it has to end meanwhile."""
+"""A server under more load than it accepts: all clients leave at the same moment, or the server has to end."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,9 @@ from tests.packages import needs_package
 from tests.serving.servers import IDLE_TASKS, ROOT, client, connect, server, settled
 
 CLIENTS = 300  # the deployment has 64 places, and 200 may wait
-STREAMS = 48  # without end, beside the load: they leave few places, so that calls wait, and are refused
-LEAVERS = 60  # clients who leave in the midst of a stream
-REQUESTS = 200  # that have ended while the load goes on
+STREAMS = 48  # without end: they hold places beside the load, so that other calls wait or are refused
+LEAVERS = 60  # clients who leave in the middle of a stream
+REQUESTS = 200  # completed requests to wait for, while the load continues
 PATHS = ["/double?number=4&timeout_seconds=5", "/double?number=4&timeout_seconds=0.004", "/tokens?count=30"]
 
 # The clients' loop; the servers have their own.
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 @asynccontextmanager
 async def wrk(url: str) -> AsyncIterator[None]:
-    """Clients in a process of their own, which is killed in the end."""
+    """Run clients in a process of their own, which is killed at the end."""
     command = ["wrk", "-t1", f"-c{CLIENTS}", "-d600s", "-s", "tests/serving/load.lua", url, "--", *PATHS]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:  # noqa: ASYNC220 - returns at once
         try:
@@ -37,7 +37,7 @@ async def wrk(url: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def tasks(url: str) -> AsyncIterator[None]:
-    """Clients on this loop, which are cancelled in the end."""
+    """Run clients on this loop, which are cancelled at the end."""
     async with client(url) as http:
 
         async def ask(number: int) -> None:
@@ -58,7 +58,7 @@ async def tasks(url: str) -> AsyncIterator[None]:
 LOADS = {"wrk": wrk, "asyncio": tasks}
 WRK = shutil.which("wrk")
 needs_wrk = needs_package("wrk", WRK)
-# The slower load stands in for wrk where that is missing.
+# Without wrk, the slower clients in Python stand in.
 by_load = pytest.mark.parametrize(
     "load",
     [
@@ -66,12 +66,12 @@ by_load = pytest.mark.parametrize(
         pytest.param("asyncio", marks=[pytest.mark.long] * (WRK is not None)),
     ],
 )
-# Clients on a loop of Python are too slow to have so many requests open that some are refused, if the machine is busy.
+# On a busy machine, clients in Python are too slow to have so many requests open that some are refused.
 ENDS = {"wrk": ("completed", "expired", "refused"), "asyncio": ("completed", "expired")}
 
 
 async def after_many_requests(http: httpx.AsyncClient, *ways: str) -> dict[str, Any]:
-    """Return the state under load, once calls have ended in each of these ways."""
+    """Return the server's state under load, when calls have ended in each of these ways."""
     while True:
         state: dict[str, Any] = (await http.get("/state")).json()
         ended = state["ended"]
@@ -106,7 +106,7 @@ async def test_sigterm_ends_a_server_under_load(load: str) -> None:
 
 
 async def leave_a_stream(url: str) -> bool:
-    """Return whether a client has left in the midst of a stream; False if it was refused."""
+    """Leave a stream in the middle; return False if the stream was refused."""
     try:
         writer = await connect(url, "/tokens?count=-1")
     except AssertionError:
@@ -124,7 +124,7 @@ async def test_clients_who_leave_under_load_free_their_places() -> None:
                 await after_many_requests(http, "completed")
                 left = await asyncio.gather(*(leave_a_stream(url) for _ in range(LEAVERS)))
                 during: dict[str, Any] = (await http.get("/state")).json()
-                # Without an end of the load: places that were lost would be missing now.
+                # The load continues here: lost places would be missing.
                 await after_many_requests(http, "completed", "cancelled")
             after = await settled(http)
     assert during["in_flight"] <= 64
@@ -138,7 +138,7 @@ async def test_a_drain_under_load_ends_what_was_accepted_and_refuses_the_rest() 
     with server("--loop", "uvloop") as (url, _):
         async with client(url) as http, wrk(url):
             await after_many_requests(http, "completed")
-            drained: dict[str, Any] = (await http.post("/drain")).json()  # the load goes on
+            drained: dict[str, Any] = (await http.post("/drain")).json()  # the load continues
             refused = await http.get(PATHS[0])
     assert (drained["in_flight"], drained["queued"], drained["open_generators"]) == (0, 0, 0)
     assert drained["ended"]["completed"] >= 1

@@ -1,4 +1,4 @@
-"""Servers of models as nodes: what is passed on, which server is asked, and what happens when one is bad."""
+"""Model servers as nodes: the parts of a request that are passed on, the choice of a server, and failing servers."""
 
 import asyncio
 import contextlib
@@ -26,10 +26,10 @@ WORDS = ("one ", "two ", "three")
 
 
 class Server:
-    """A model server that behaves as a request says, in `user`, and that counts."""
+    """A model server that behaves as `user` in the request says, and counts its requests."""
 
     def __init__(self, *behaviour: str) -> None:
-        self.behaviour = behaviour  # of request after request, in turns; () for a good one
+        self.behaviour = behaviour  # one behaviour for each request, in turns; () means to answer well
         self.asked = self.open = self.most = 0
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[Any] = []
@@ -89,7 +89,7 @@ class Server:
 
 
 async def read(http: httpx.AsyncClient, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[int, str]:
-    """Return the status and the text of an answer; of a stream "" if it looks complete, else the error at its end."""
+    """Return the status and the text of an answer; for a stream, "" if it looks complete, else the error at its end."""
     response = await http.post(path, json=body)
     if not body.get("stream") or response.status_code != 200:
         return response.status_code, response.text
@@ -127,7 +127,7 @@ async def test_a_server_is_a_model_and_its_bytes_go_on_with_another_name() -> No
     assert counted.count("data: {") == 5
     assert completion.status_code == 200
     first, *_, last = server.bodies
-    assert first == {**body, "model": "inside"}  # all as it came
+    assert first == {**body, "model": "inside"}  # passed on unchanged, except for the model
     assert last == {"model": "inside", "prompt": ["a", "b"]}
     assert server.bodies[1]["stream_options"] == {"include_usage": True}
     assert {one["authorization"] for one in server.headers} == {"Bearer sk-up"}
@@ -222,7 +222,7 @@ async def test_a_request_on_a_connection_that_the_server_closes_is_sent_again(
         nonlocal connections, asked
         connections += 1
         with contextlib.suppress(asyncio.IncompleteReadError):  # the client has left
-            for number in range(answers + 1):  # the last request has no answer
+            for number in range(answers + 1):  # the last request gets no answer
                 head = await reader.readuntil(b"\r\n\r\n")
                 await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
                 asked += 1
@@ -237,7 +237,7 @@ async def test_a_request_on_a_connection_that_the_server_closes_is_sent_again(
         async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
             body = {"model": "small", "messages": ASKED}
             statuses = [(await http.post("/v1/chat/completions", json=body)).status_code for _ in expected]
-    # A connection that is new is not asked again: that request may be what the server cannot bear.
+    # A request that failed on a new connection is not sent again: the request may be what breaks the server.
     assert (statuses, connections, asked) == (expected, 4, 7 if answers else 4)
 
 
@@ -315,16 +315,16 @@ async def test_the_idlest_server_is_asked_and_the_one_that_had_the_prefix_is_pre
 
             for user in ("a", "b", "a", "a", "a", "a"):
                 await ask(user)
-            # Two more than the other one it may have, so the fifth goes there.
+            # A user's server may have two calls more than the other server, so the fifth call goes to the other one.
             assert (first.open, second.open) == (4, 2)
             assert [replica.in_flight for replica in both.replicas] == [4, 2]
         assert [replica.in_flight for replica in both.replicas] == [0, 0]
     assert (first.open, second.open) == (0, 0)
 
 
-@pytest.mark.asyncio(loop_factories=["uvloop"])  # all of it is network, and takes nine seconds
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # only network traffic, and it takes nine seconds
 async def test_two_bad_servers_and_many_clients_who_each_have_one_outcome() -> None:
-    """Failover happens before the first value only, and an answer that looks complete is complete."""
+    """Failover happens only before the first value, and an answer that looks complete is complete."""
     first = Server("well", "busy", "drops early", "broken", "drops", "well", "fails", "hangs")
     second = Server("well", "broken", "well", "drops", "drops early")
     async with served(first.app) as one, served(second.app) as two:
@@ -336,7 +336,7 @@ async def test_two_bad_servers_and_many_clients_who_each_have_one_outcome() -> N
         app = serving.openai({"model": model}, parts=[worse], max_in_flight=1000, max_queue=0)
         async with served(app) as front, httpx.AsyncClient(base_url=front, timeout=30, limits=NO_LIMITS) as http:
             body = {"model": "model", "messages": ASKED, "stream": True}
-            with structlog.testing.capture_logs():  # as text, each traceback would take longer than its request
+            with structlog.testing.capture_logs():  # logging each traceback as text would take longer than its request
                 outcomes = Counter(await asyncio.gather(*(read(http, body) for _ in range(150))))
     assert sum(outcomes.values()) == 150
     assert outcomes[200, ""] > 50

@@ -57,19 +57,19 @@ app = FastAPI(lifespan=lifespan)
 
 @app.get("/ready")
 async def ready() -> None:
-    """Say that somebody listens."""
+    """Answer, which shows that the server listens."""
 
 
 @app.get("/work")
 async def endpoint(x: int) -> dict[str, int]:
-    """Say what came out, in which process of the server, and whose child has worked on it."""
+    """Return the result, the id of this server process, and the id of the worker's parent."""
     value, parent_of_worker = await service(x)
     return {"value": value, "server": os.getpid(), "parent_of_worker": parent_of_worker}
 
 
 @app.get("/compute")
 async def compute_endpoint(x: float) -> dict[str, str]:
-    """Say what the device gave, or why it gave nothing."""
+    """Return the result of the device, or its error."""
     try:
         return {"value": str(await service.run(compute(x)))}
     except ps.DeviceError as error:
