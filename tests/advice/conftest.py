@@ -1,4 +1,4 @@
-"""Tests of advice: on the same simulated devices as those of devices."""
+"""Tests of advice run on the same simulated devices as the tests of devices."""
 
 from tests.devices.conftest import eight_cpu_devices
 

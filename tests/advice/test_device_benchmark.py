@@ -1,4 +1,4 @@
-"""The benchmark measures what it says; how fast a device is, is not tested."""
+"""The device benchmark measures what it reports; the speed of a device is not tested."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""`data.benchmark` counts what it says; how fast a feed is, is not tested."""
+"""`data.benchmark` counts correctly; the speed of a feed is not tested."""
 
 import asyncio
 import json
@@ -59,10 +59,11 @@ async def test_what_was_prefetched_is_not_counted() -> None:
             yield [number]
 
     async with engine.stream(ps.graph(prefetched)(60)) as stream:
-        await testing.wait_quiescent()  # it is full, and the generator has one more
+        await testing.wait_quiescent()  # the buffer is full, and the generator has one more value
         found = await data.benchmark(stream, warmup_items=1, items=20, repeats=1)
         assert found.runs[0].uncounted >= 17
-        assert await anext(stream) == [found.runs[0].uncounted + 20]  # read on, and left open
+        # the benchmark has left the stream open, so it can be read on
+        assert await anext(stream) == [found.runs[0].uncounted + 20]
 
 
 async def test_a_reader_that_never_has_to_wait_counts_in_the_end() -> None:

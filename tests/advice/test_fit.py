@@ -1,4 +1,4 @@
-"""`devices.fit`, and batches whose size is found out: what is tried and told; how fast anything is, is not tested."""
+"""`devices.fit`, and batches whose size it finds: the sizes that it tries and its report; speed is not tested."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -65,7 +65,7 @@ async def test_sizes_are_tried_and_the_knee_is_recommended() -> None:
 async def test_the_formula_is_that_of_the_program() -> None:
     plan = await fitted()
     assert plan.fixed_bytes == pytest.approx(WEIGHTS.nbytes, rel=0.1)
-    assert 2 * ROW_BYTES <= plan.bytes_per_item <= 4 * ROW_BYTES  # argument and result, perhaps something in between
+    assert 2 * ROW_BYTES <= plan.bytes_per_item <= 4 * ROW_BYTES  # argument and result, perhaps temporaries
     assert plan.largest_size is not None
     assert plan.fixed_bytes + plan.bytes_per_item * plan.largest_size <= plan.limit.bytes
 
@@ -135,7 +135,7 @@ async def test_on_a_mesh_sizes_are_multiples_of_its_devices_and_bytes_those_of_e
     plan = await devices.fit(doubled, (ROW,), items=32)
     assert [one.size for one in plan.tried] == [4, 8, 16, 32]
     assert [one.bytes for one in plan.tried] == [one.size // 4 * 2 * ROW_BYTES for one in plan.tried]
-    assert "over a mesh" not in [one.approach for one in plan.strategies]  # it is on one
+    assert "over a mesh" not in [one.approach for one in plan.strategies]  # it already runs on a mesh
     assert plan.device == "mesh(data=4)"
 
 
@@ -154,7 +154,7 @@ class TestStrategies:
         plan = await fitted(self.LIMIT, items=100_000)
         assert plan.strategy.approach == "in chunks"
         assert not way(plan, "all in memory").is_possible
-        assert not way(plan, "over a mesh").is_possible  # the devices of a CPU share its memory
+        assert not way(plan, "over a mesh").is_possible  # CPU devices share their memory, so a mesh cannot help
         assert f"calls of {plan.recommended_size:,}" in plan.strategy.reason
 
     async def test_over_a_mesh(self, monkeypatch: pytest.MonkeyPatch) -> None:

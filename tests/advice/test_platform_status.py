@@ -1,4 +1,4 @@
-"""Status tells what there is, with and without JAX, and changes nothing."""
+"""Status reports the platform, with and without JAX, and changes nothing."""
 
 import dataclasses
 import os

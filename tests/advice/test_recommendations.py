@@ -1,4 +1,4 @@
-"""Each recommendation comes where it should, and only there."""
+"""Each recommendation is given where it applies, and nowhere else."""
 
 from dataclasses import replace
 from typing import Any

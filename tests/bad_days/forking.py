@@ -1,6 +1,6 @@
-"""Programs that fork in the midst of it all: `python -m tests.bad_days.forking PROGRAM ARGUMENTS...`.
+"""Programs that fork at bad moments: `python -m tests.bad_days.forking PROGRAM ARGUMENTS...`.
 
-A test's own process has too much in it to be forked.
+A process of pytest has too many threads and resources to be forked.
 """
 
 import asyncio
@@ -42,13 +42,14 @@ doubled = ps.graph(twice)
 
 
 def fork(way: str, target: Callable[[], None]) -> Callable[[], None]:
-    """Run `target` in a forked process that exits as processes do; returns what waits for its good end."""
+    """Run `target` in a forked process that exits like any process; return a function that waits for its success."""
     if way == "multiprocessing":
         child = multiprocessing.get_context("fork").Process(target=target)
         child.start()
 
         def wait() -> None:
-            while child.exitcode is None:  # for a moment, if a thread that starts a worker reaps the child meanwhile
+            # exitcode is None for a moment if a thread that starts a worker reaps the child
+            while child.exitcode is None:
                 child.join()
             assert child.exitcode == 0
 
@@ -70,13 +71,13 @@ def open_sockets() -> set[str]:
         try:
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115 - as above
                 found.add(name)
-        except FileNotFoundError:  # the descriptor that read the folder
+        except FileNotFoundError:  # the descriptor of the folder itself, which is closed by now
             pass
     return found
 
 
 def in_flight(way: str, begun: str, go_on: str) -> None:
-    """A child is forked, and exits, while an item is in a worker process."""
+    """Fork a child, which exits, while an item is in a worker process."""
     loop = asyncio.new_event_loop()
     sockets_of_loop = open_sockets()
     own = engine.Engine()
@@ -108,7 +109,7 @@ def in_flight(way: str, begun: str, go_on: str) -> None:
 
 
 def work_in_child(way: str) -> None:
-    """A child uses an Engine of its own, and that of its parent, which has threads and workers."""
+    """Fork a child that uses an Engine of its own, and the Engine of its parent, which has threads and workers."""
     loop = asyncio.new_event_loop()
     own = engine.Engine()
     loop.run_until_complete(own.__aenter__())
@@ -116,7 +117,7 @@ def work_in_child(way: str) -> None:
 
     def child() -> None:
         assert asyncio.run(engine.run(work(2))) == 9
-        assert loop.run_until_complete(own.run(work(4))) == 25  # its parent waits, and does not use the loop
+        assert loop.run_until_complete(own.run(work(4))) == 25  # the parent waits, and does not use the loop
         loop.run_until_complete(own.__aexit__())
 
     fork(way, child)()
@@ -127,7 +128,7 @@ def work_in_child(way: str) -> None:
 
 
 def while_a_worker_starts() -> None:
-    """The fork comes while a thread is about to start a worker, in the midst of multiprocessing."""
+    """Fork while a thread is about to start a worker, inside of multiprocessing."""
     starts, forks = threading.Event(), threading.Event()
     start = multiprocessing.util.spawnv_passfds
 
@@ -145,13 +146,13 @@ def while_a_worker_starts() -> None:
     item = threading.Thread(target=lambda: print(asyncio.run(engine.run(work(1)))))
     item.start()
     starts.wait()
-    os.register_at_fork(before=forks.set)  # what is registered last is called first
+    os.register_at_fork(before=forks.set)  # the handler that is registered last is called first
     fork("os.fork", child)()
     item.join()
 
 
 def living_child(begun: str, go_on: str) -> None:
-    """Say who works, and who was forked; neither ends by itself."""
+    """Print the process ids of the worker and of a forked child; neither ends by itself."""
 
     def child() -> None:
         print(os.getpid(), flush=True)
@@ -168,7 +169,7 @@ def living_child(begun: str, go_on: str) -> None:
 
 
 def device(started: str) -> None:
-    """A child calls a device node; JAX was imported before, and started or not."""
+    """Fork a child that calls a device node; JAX was imported before the fork, and started or not."""
     import jax.numpy as jnp
 
     def child() -> None:
@@ -186,6 +187,6 @@ def device(started: str) -> None:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # JAX, and Python from 3.12 on, warn of every fork where threads run
+    warnings.simplefilter("ignore")  # forks with threads: JAX warns, and so does Python from 3.12 on
     _, program, *arguments = sys.argv
     globals()[program](*arguments)

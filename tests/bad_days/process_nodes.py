@@ -1,4 +1,4 @@
-"""Nodes that run in worker processes, which import them from here."""
+"""Nodes that run in worker processes; these import the nodes from this module."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def leave(x: int) -> int:
 
 @ps.node(runs_on="process")
 def wait_at(begun: str, go_on: str) -> str:
-    """Say at one named pipe which process this is, and wait until somebody writes to the other."""
+    """Write this process's id to one named pipe, and wait until the test writes to the other."""
     write(begun, str(os.getpid()))
     read(go_on)
     return "went on"

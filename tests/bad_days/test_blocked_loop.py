@@ -16,7 +16,7 @@ from tests.kit import paused, same
 async def test_a_body_that_holds_the_loop_is_reported_once(way: str) -> None:
     @ps.node
     def slow(x: int) -> int:
-        time.sleep(0.06)  # what is too long begins at 0.05
+        time.sleep(0.06)  # the threshold is 0.05
         return x
 
     @ps.graph
@@ -47,7 +47,7 @@ class Stateful:
 
 
 def blocking(kind: str) -> Any:
-    """A new node that blocks, so that it was not reported before."""
+    """Return a new blocking node, which was not reported before."""
     if kind == "class":
         return ps.node(type("Blocking", (Stateful,), {"__call__": _copy_of(Stateful.__call__)}))()
     if kind == "plain":
@@ -115,7 +115,7 @@ async def test_an_error_of_a_watched_coroutine_has_the_traceback_of_any_other() 
         await asyncio.sleep(0)
         raise ValueError(x)
 
-    for _ in range(12):  # of which the first eight would be watched, if they did not fail
+    for _ in range(12):  # the first eight calls would be watched if they did not fail
         with pytest.raises(ValueError, match="1") as caught:
             await engine.run(ps.graph(fails)(1))
         names = [entry.name for entry in caught.traceback]

@@ -1,4 +1,4 @@
-"""How a stream ends when something else than its reader ends it, and what may not look like its end."""
+"""How a stream ends when its reader does not end it, and failures that must not look like its end."""
 
 import asyncio
 import gc
@@ -114,7 +114,7 @@ async def cancelled_by_its_task(stream: engine.Stream[int]) -> None:
 
 
 async def cancelled_by_a_task_group_of_anyio(stream: engine.Stream[int]) -> None:
-    """What Starlette does with a request whose client has left."""
+    """Cancels a reader as Starlette does when the client of a request has left."""
     async with anyio.create_task_group() as group:
         group.start_soon(read_all, stream)
         await testing.wait_quiescent()

@@ -25,13 +25,13 @@ async def unused(x: int) -> int:
 
 
 class Gate:
-    """What a stateful node and a handler do, and when they may go on."""
+    """Says when a stateful node and a handler may continue; logs their steps."""
 
     def __init__(self) -> None:
         self.close()
 
     def close(self) -> None:
-        """Begin another test."""
+        """Close the gate, and clear the log, for another test."""
         self.log: list[str] = []
         self.enter = asyncio.Event()
         self.handle = asyncio.Event()
@@ -130,7 +130,7 @@ def test_an_engine_and_a_deployment_belong_to_one_event_loop() -> None:
             assert await service(2) == 2
 
     async def second() -> None:
-        assert await engine.run(echoed(1)) == 1  # the default Engine of this loop
+        assert await engine.run(echoed(1)) == 1  # runs on the default Engine of this loop
         with pytest.raises(ps.EngineLoopError, match="another event loop"):
             await own.run(echoed(1))
         with pytest.raises(ps.EngineLoopError, match="another event loop"):
@@ -161,9 +161,9 @@ def test_the_default_engine_of_a_loop_goes_with_it(new_loop: Callable[[], asynci
     for _ in range(20):
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(main())
-    while gc.collect():  # what a finalizer still needed goes with the next collection
+    while gc.collect():  # a finalizer may keep objects alive until the next collection
         pass
-    # That of the last one stays until another loop has a default Engine.
+    # The default Engine of the last loop stays until another loop has one.
     assert [number for number, loop in enumerate(loops) if loop() is not None] == [19]
 
 
@@ -285,7 +285,7 @@ async def test_a_drain_that_is_cancelled_aborts() -> None:
     calls: list[asyncio.Task[int]] = []
     task = asyncio.create_task(serving())
     await testing.wait_quiescent()
-    assert not task.done()  # it drains
+    assert not task.done()  # the deployment drains
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -420,13 +420,13 @@ async def test_a_graph_that_was_not_deployed_is_named() -> None:
         assert await service(1) == 1
 
 
-# From inside
+# Use of an engine from inside of its nodes
 
 Inside = Callable[[], Any]
 
 
 async def from_inside(use: Callable[[dict[str, Any]], Inside]) -> None:
-    """Run `use` in a node of the deployment and of the stream that it uses."""
+    """Run `use` in a node of the deployment, and of the stream, that `use` gets."""
     objects: dict[str, Any] = {}
 
     @ps.node
@@ -491,7 +491,7 @@ async def test_a_deployment_is_not_called_from_inside_itself_through_a_run() -> 
         box.append(service)
         with pytest.raises(ps.ReentrantCallError, match="outer → outer"):
             await service(1)
-        async with engine.deploy(echoed) as other:  # calling another one is fine
+        async with engine.deploy(echoed) as other:  # calling another deployment is allowed
             box[0] = other
             assert await service(2) == 2
 

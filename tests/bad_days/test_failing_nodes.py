@@ -1,4 +1,4 @@
-"""What goes wrong in a node: the caller gets that error, with a note of where it was, and the rest goes on."""
+"""Failing nodes: the caller gets the error, with a note of its node, graph and item; other items continue."""
 
 import asyncio
 import gc
@@ -106,7 +106,7 @@ def graph_of(node: str) -> ps.Graph[[int], int]:
 @pytest.mark.parametrize("node", RAISERS)
 async def test_a_raise_in_every_kind_of_node_under_every_scheduler(node: str) -> None:
     graph = graph_of(node)
-    async with engine.Engine() as own:  # which starts worker processes once
+    async with engine.Engine() as own:  # one Engine, so that worker processes start once
         for scheduler in SCHEDULERS:
             with pytest.raises(LookupError) as raised:
                 await own.run(graph(3), scheduler=scheduler)
@@ -208,7 +208,7 @@ async def test_a_node_that_swallows_cancellation_holds_its_place_and_not_its_cal
             await first
         second = asyncio.create_task(service(2))
         await testing.wait_quiescent()
-        assert begun == [1]  # its place is still taken
+        assert begun == [1]  # the first item still takes the place
         release.set()
         assert await second == 2
         statistics = service.statistics()
@@ -298,7 +298,7 @@ async def test_the_fallback_of_each_item_of_a_batch_is_given_an_exception_of_its
 
 
 class Picky(Exception):
-    """Cannot be made from its arguments."""
+    """An error that cannot be made from its arguments."""
 
     __slots__ = ("reason",)
 
@@ -308,7 +308,7 @@ class Picky(Exception):
 
 
 class Unique(Exception):
-    """Cannot be made a second time at all."""
+    """An error that cannot be made a second time."""
 
     def __new__(cls, *args: object) -> Self:
         if args == ("made",):
@@ -422,7 +422,7 @@ async def test_a_limited_node_that_runs_its_own_graph_does_not_wait_for_itself()
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 async def test_what_ends_the_program_ends_the_scope_of_its_item(kind: type[BaseException]) -> None:
-    """As a task would raise it, the loop would stop: here it reaches whoever awaits the item."""
+    """Raised in a task, this would stop the loop. Here, the code that awaits the item gets it."""
 
     @ps.node
     async def stop_at_one(x: int) -> int:
@@ -470,7 +470,7 @@ async def test_what_ends_the_program_ends_the_scope_of_its_item(kind: type[BaseE
 
 
 class Panic(BaseException):
-    """What an extension written in Rust raises when it panics."""
+    """The error of a panic in an extension written in Rust."""
 
 
 def panic_at_one(x: int) -> int:
@@ -616,7 +616,7 @@ async def test_the_second_failure_of_an_item_is_logged() -> None:
 
 
 class RefusesAttributes(Exception):
-    """As a frozen dataclass does: no note, no traceback and no cause can be set by name."""
+    """Like a frozen dataclass: no attribute can be set by name, so no note, no traceback and no cause."""
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(name)

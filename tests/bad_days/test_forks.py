@@ -1,4 +1,4 @@
-"""A process is forked: what belongs to the parent stays with the parent, and the child works."""
+"""A process is forked: the parent keeps its threads, workers and items, and the child works."""
 
 import os
 import select
@@ -12,13 +12,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAMS = [sys.executable, "-m", "tests.bad_days.forking"]
 
-# A child of `os.fork` has to cope with more: it exits as its parent does. Other tests here fork by multiprocessing.
+# `os.fork` is harder: the child exits as its parent does. Other tests here fork by multiprocessing.
 both_ways = pytest.mark.parametrize("way", ["os.fork", pytest.param("multiprocessing", marks=pytest.mark.long)])
 
 
 @pytest.fixture
 def gates(tmp_path: Path) -> list[str]:
-    """Two named pipes: at one a node says that it has begun, at the other it waits."""
+    """Make two named pipes: at one, a node says that it has begun; at the other, it waits."""
     gates = [tmp_path / "begun", tmp_path / "go_on"]
     for gate in gates:
         os.mkfifo(gate)
@@ -35,7 +35,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_a_forked_child_that_exits_leaves_workers_and_items_of_its_parent_alone(way: str, gates: list[str]) -> None:
     done = run("in_flight", way, *gates)
     assert (done.returncode, done.stdout) == (0, "went on\n1 1 0 0\n"), done.stderr
-    # A child of `os.fork` has the tasks of its parent as well, and asyncio says that they did not end.
+    # A child of `os.fork` has the tasks of its parent, too, and asyncio reports that they did not end.
     assert "AssertionError" not in done.stderr
 
 

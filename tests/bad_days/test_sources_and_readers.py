@@ -1,4 +1,4 @@
-"""Sources that raise, never end or never come, and readers that leave, are late, or never read."""
+"""Sources that raise, never end or never give an item; readers that leave, are late, or never read."""
 
 import asyncio
 import gc
@@ -62,7 +62,7 @@ async def read(stream: engine.Stream[Any], into: list[Any]) -> None:
 
 
 class Abrupt(BaseException):
-    """Like `pytest.fail`: no Exception, and no end of the program either."""
+    """An error like that of `pytest.fail`: no Exception, but it should not end the program either."""
 
 
 @both
@@ -76,7 +76,7 @@ async def test_the_error_of_a_source_comes_in_its_turn(kind, error: type[BaseExc
     seen: list[int] = []
     with pytest.raises(error, match="source"):
         await read(engine.stream(kind(source)), seen)
-    # What is no Exception aborts, as everywhere; results that were on their way may be lost with it.
+    # An error that is no Exception aborts the stream; results that were on their way may be lost.
     assert seen == [0, 1, 2, 3, 4][: len(seen) if error is Abrupt else 5]
     seen.clear()
     async with engine.deploy(echoed) as service:
@@ -122,7 +122,7 @@ async def test_a_source_without_end_is_asked_no_further_than_the_window(kind) ->
     async with engine.stream(kind(source), max_in_flight=3) as stream:
         for x in range(100):
             assert await anext(stream) == x
-            assert asked <= x + 4  # three in flight, and the one that was yielded
+            assert asked <= x + 4  # three in flight, and the yielded one
     assert asked <= 103
 
 
@@ -250,7 +250,7 @@ async def test_no_item_and_one_item(kind, count: int) -> None:
     async with engine.deploy(echoed) as service:
         assert await service.map(kind(source)) == list(range(count))
     stream = engine.stream(kind(source))
-    await stream.wait_started()  # with no item at all, it has begun and ended
+    await stream.wait_started()  # a stream without items has then begun and ended
     assert [outcome.value async for outcome in stream.outcomes()] == list(range(count))
 
 
@@ -298,7 +298,7 @@ async def test_a_reader_that_stops_early_ends_what_is_in_flight() -> None:
     async with engine.deploy(graph) as service:
         async with service.stream((graph(x) for x in range(1, 100)), max_in_flight=4):
             await testing.wait_quiescent()
-        assert sorted(unwound) == [1, 2, 3, 4]  # before the deployment ends
+        assert sorted(unwound) == [1, 2, 3, 4]  # the items unwind before the deployment ends
         assert await service(0) == 0
 
 
@@ -315,14 +315,14 @@ async def test_a_reader_that_never_reads_costs_a_window_and_no_more() -> None:
         await testing.wait_quiescent()
         assert asked == 5
     unread = engine.stream(source())
-    del unread  # a stream that nobody entered has nothing to end
+    del unread  # a stream that was never entered has nothing to end
 
 
 @both
 async def test_a_stream_that_was_closed_hands_out_nothing(kind) -> None:
     stream = engine.stream(kind(lambda: (echoed(x) for x in range(1, 6))))
     assert await anext(stream) == 1
-    await testing.wait_quiescent()  # the others have ended, too
+    await testing.wait_quiescent()  # the other items have ended, too
     await stream.aclose()
     await stream.aclose()
     with pytest.raises(StopAsyncIteration):

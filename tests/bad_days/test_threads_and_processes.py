@@ -1,4 +1,4 @@
-"""Threads that are busy or cannot be started, workers that are killed, and Ctrl-C while they are alive."""
+"""Threads that are busy or cannot start, workers that are killed, and Ctrl-C while threads and workers run."""
 
 import asyncio
 import os
@@ -86,7 +86,7 @@ async def test_system_exit_in_a_worker_process_is_one_in_a_node() -> None:
 
 
 class Blocked:
-    """A function that runs in a thread until it is released; `began` is set on the loop."""
+    """A function that blocks its thread until it is released; `began` is set on the loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ async def test_a_timeout_while_a_thread_is_busy_releases_the_caller_and_keeps_th
         log.append(x)
         return blocked(x) if x == 1 else x
 
-    impatient = block.with_policy(timeout_seconds=0.02)  # both share the place
+    impatient = block.with_policy(timeout_seconds=0.02)  # both nodes share one place
 
     async with engine.Engine() as own:
         with pytest.raises(ps.NodeTimeoutError, match="'block'"):
@@ -119,7 +119,7 @@ async def test_a_timeout_while_a_thread_is_busy_releases_the_caller_and_keeps_th
         assert blocked.returned == []
         second = asyncio.create_task(own.run(ps.graph(block)(2)))
         await testing.wait_quiescent()
-        assert log == [1]  # the thread is still in the node, and counts in its limit
+        assert log == [1]  # the thread is still in the node, and counts towards its limit
         blocked.release.set()
         assert await second == 2
     assert blocked.returned == [1]
@@ -177,7 +177,7 @@ async def test_a_stateful_node_is_left_after_the_thread_that_is_in_it_has_return
         log.clear()
         task = asyncio.create_task(way())
         await blocked.began.wait()
-        await asyncio.wait([task], timeout=0.6)  # the deadline passes, and the end has to wait for the thread
+        await asyncio.wait([task], timeout=0.6)  # the deadline passes, but the call has to wait for the thread
         assert log == []
         blocked.release.set()
         with pytest.raises(TimeoutError):
@@ -234,7 +234,7 @@ async def test_a_thread_that_cannot_be_started_is_an_error_of_its_item_and_costs
     async with engine.Engine(max_workers=2) as own:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
-            for _ in range(5):  # more often than there are places
+            for _ in range(5):  # more attempts than places
                 with pytest.raises(RuntimeError, match="can't start new thread") as raised:
                     await own.run(threaded(1))
                 assert raised.value.__notes__ == ["in node 'in_thread' of graph 'in_thread', item 0, attempt 1"]
@@ -342,7 +342,7 @@ async def graph(x: int) -> int:
 def interrupt_after(
     line: str, code: str, tmp_path: Path, before: str = HEAR_CTRL_C, *, number: int = signal.SIGINT
 ) -> tuple[list[str], str, int]:
-    """Run a program, press Ctrl-C (which goes to the whole group) once it printed a line; returns what it left."""
+    """Run a program, and signal its group (as Ctrl-C does) when it has printed `line`; return output, errors, status."""
     program = tmp_path / "program.py"
     program.write_text(code if "asyncio.run(" in code else PROGRAM.format(code=code))
     process = subprocess.Popen(
@@ -371,7 +371,7 @@ def interrupt_after(
 @pytest.mark.parametrize("line", ["begun", "3"], ids=["while workers start", "while workers are busy"])
 def test_ctrl_c_with_worker_processes_ends_without_noise(line: str, tmp_path: Path) -> None:
     printed, errors, code = interrupt_after(line, PROCESSES, tmp_path)
-    assert errors == ""  # neither a worker's traceback nor a word of the resource tracker
+    assert errors == ""  # neither a traceback of a worker nor a message of the resource tracker
     assert printed[-1] == "interrupted"
     assert code == 0
 
@@ -382,7 +382,7 @@ def test_ctrl_c_with_threads_and_a_stateful_node_leaves_it(line: str, tmp_path: 
     printed, errors, code = interrupt_after(line, COROUTINES_AND_THREADS, tmp_path)
     assert errors == ""
     assert printed[-1] == "interrupted"
-    assert "left" in printed or line == "begun"  # at the beginning it may not have been entered
+    assert "left" in printed or line == "begun"  # at the beginning, the resource may not have been entered
     assert code == 0
 
 
@@ -448,7 +448,7 @@ if __name__ == "__main__":
 def test_a_program_that_drains_at_a_signal_to_its_group_loses_no_item(
     number: signal.Signals, line: str, tmp_path: Path
 ) -> None:
-    """systemd and SLURM send SIGTERM to all processes of a service; those in its workers are not lost."""
+    """systemd and SLURM send SIGTERM to all processes of a service; items in worker processes are not lost."""
     printed, errors, code = interrupt_after(line, DRAINING, tmp_path, number=number)
     assert (errors, code) == ("", 0)
     assert (printed[0], printed[-1]) == ("begun", "drained")

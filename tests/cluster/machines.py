@@ -1,7 +1,7 @@
-"""What becomes of calls when machines fail: a program that runs one scenario on several local raylets of Ray.
+"""Calls while machines fail: a program that runs one scenario on several local raylets of Ray.
 
-`python -m tests.cluster.machines SCENARIO FOLDER`; raises if it goes otherwise than expected. Its processes are one
-group, which the caller ends.
+`python -m tests.cluster.machines SCENARIO FOLDER`; raises if the scenario fails. Its processes are one group, which
+the caller ends.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ def scenario(fn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]
 
 @contextlib.contextmanager
 def machines(count: int, **head: Any) -> Generator[tuple[Any, list[Any]]]:
-    """Gives the cluster and its raylets, the one of the head first; the driver is connected."""
+    """Gives the cluster and its raylets, that of the head node first; the driver is connected."""
     ray: Any = importlib.import_module("ray")
     simulated: Any = importlib.import_module("ray.cluster_utils")
     given = {
@@ -77,7 +77,7 @@ def slow(number: int) -> tuple[int, int]:
 
 
 async def outcomes(numbers: range, at: int, fault: Callable[[int], None]) -> Counter[str]:
-    """Returns how many calls had which outcome; the fault comes once so many have ended."""
+    """Returns how often each outcome occurred; `fault` is called when `at` calls have ended."""
     counted = Counter[str]()
     async with engine.Engine() as e, e.deploy(ps.graph(slow)) as service:
 
@@ -106,7 +106,7 @@ async def a_killed_raylet_fails_what_had_begun_there_and_nothing_else() -> None:
 
         counted = await outcomes(range(600), 200, kill)
     print(counted)
-    assert 0 < counted["errors"] <= 40, counted  # one function ran, and what takes 15 ms was ahead of it
+    assert 0 < counted["errors"] <= 40, counted  # one function ran, and calls of 15 ms in all were sent ahead
 
 
 @scenario
@@ -162,12 +162,12 @@ async def a_full_store_spills_and_loses_nothing() -> None:
     with machines(2, object_store_memory=100 << 20):
         async with engine.Engine() as e:
             async with e.stream(map(kept, range(12)), max_in_flight=12) as stream:
-                found = [array async for array in stream]  # 480 MB that are held
+                found = [array async for array in stream]  # 480 MB are held
             assert [array[0] for array in found] == [number + 1.0 for number in range(12)]
 
 
 def received() -> int:
-    """Returns how many bytes have come over the network of this machine to itself."""
+    """Returns how many bytes the loopback network of this machine has received."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return sum(int(line.split(":")[1].split()[0]) for line in lines if ":" in line)
 
@@ -272,10 +272,10 @@ async def a_link_that_is_cut_for_2_seconds() -> None:
 
 @scenario
 async def a_link_that_is_cut_for_30_seconds() -> None:
-    await partition(30, most=50)  # those of the machine that is lost; the last ones find no place
+    await partition(30, most=50)  # calls on the lost machine fail; the last calls find no place
 
 
 if __name__ == "__main__":
-    this = importlib.import_module("tests.cluster.machines")  # under the name that workers import it by
+    this = importlib.import_module("tests.cluster.machines")  # workers import the scenarios under this name
     asyncio.run(this.SCENARIOS[sys.argv[1]]())
     Path(sys.argv[2], "done").touch()

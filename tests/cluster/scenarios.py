@@ -1,6 +1,6 @@
-"""What nodes on Ray do: a program that runs each scenario with one local Ray, and writes how it went into a file.
+"""Nodes on Ray: a program that runs all scenarios with one local Ray, and writes their results to a file.
 
-`python -m tests.cluster.scenarios FILE`; a test for each scenario reads that file, so that Ray starts once.
+`python -m tests.cluster.scenarios FILE`; a test for each scenario reads the file, so that Ray starts once.
 """
 
 import asyncio
@@ -201,7 +201,7 @@ async def a_coroutine_is_cancelled_on_its_worker() -> None:
         while "begun" not in marks():
             await asyncio.sleep(0.01)
         call.cancel()
-        await service.drain()  # waits until the worker has ended it
+        await service.drain()  # waits until the worker has ended the call
         assert "cancelled" in marks()
         assert call.cancelled()
 
@@ -240,7 +240,7 @@ async def results_stay_on_workers_until_they_are_needed_here() -> None:
 
 @ps.device_node(runs_on=WORKERS)
 def tells_whether_traced(number: Any) -> Any:
-    return number * 2 if isinstance(number, float) else number * 3  # compiled, it gets a tracer
+    return number * 2 if isinstance(number, float) else number * 3  # compiled code gets a tracer, which is no float
 
 
 @ps.device_node(runs_on=WORKERS, device="cpu", batch=ps.Batch(4, max_wait_seconds=1))
@@ -316,7 +316,7 @@ async def what_cannot_be_placed_is_an_error_that_says_what_was_asked() -> None:
 
 
 async def whole() -> dict[str, str]:
-    """Runs all scenarios while one Engine keeps Ray; returns the traceback of each, empty if it went well."""
+    """Runs all scenarios while one Engine keeps Ray running; returns the traceback of each, "" for success."""
     outcomes: dict[str, str] = {}
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.excepthook
     root = [*logging.getLogger().handlers]
@@ -349,5 +349,5 @@ def _run(each: Callable[[], Awaitable[None]], new: Callable[[], asyncio.Abstract
 
 if __name__ == "__main__":
     os.environ["PENSTOCK_TEST_FOLDER"] = sys.argv[1]
-    scenarios = importlib.import_module("tests.cluster.scenarios")  # under the name that workers import it by
+    scenarios = importlib.import_module("tests.cluster.scenarios")  # workers import the scenarios under this name
     Path(sys.argv[1], "outcomes.json").write_text(json.dumps(asyncio.run(scenarios.whole())))

@@ -1,4 +1,4 @@
-"""Workers that are simulated: a transport that answers after a while, in the time of the loop, and may die."""
+"""Simulated workers: a transport that answers after a while, in the time of the loop, and whose workers may die."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from penstock.cluster import Call, Transport, Worker
 
 
 class Simulated(Transport):
-    """Carries calls to no process: the message of a call is how long it takes, and what it answers.
+    """Carries calls to no process: the message of a call contains its duration and its result.
 
     Args:
-        random: for the delays of the network, and for who dies.
-        dies: how probable it is that a worker dies with a function that it begins.
+        random: draws the delays of the network and the deaths of workers.
+        dies: the probability that a worker dies in a function that it begins.
         refuses: how many of the first workers cannot be placed.
     """
 
@@ -109,7 +109,7 @@ class Simulated(Transport):
         if running is not None:
             running.cancel()
             self.later(self._answer, worker, number, asyncio.CancelledError(), 0.0)
-        elif worker in self.alive and number in worker.coroutines:  # the call has not come yet
+        elif worker in self.alive and number in worker.coroutines:  # the cancel has overtaken its call
             self.cancel(worker, call)
 
     def kill(self, worker: Worker) -> None:

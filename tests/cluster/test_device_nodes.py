@@ -40,7 +40,7 @@ async def test_a_function_is_compiled_where_it_is_called() -> None:
         for _ in range(3):
             two, three = await e.run(both(np.full(4, 3.0, np.float32)))
             assert (two.tolist(), three.tolist()) == ([9.0] * 4, [27.0] * 4)
-    assert 2 <= len(TRACED) <= 4  # a program for each power, in each worker that was called
+    assert 2 <= len(TRACED) <= 4  # one program for each power, in each worker that was called
 
 
 BATCH = ps.Batch(8, max_wait_seconds=60)
@@ -64,7 +64,7 @@ async def test_a_batch_is_gathered_here_and_computed_by_one_program_there() -> N
         results = await asyncio.gather(*map(service, items))
         [actor] = service.statistics().actors
     assert [float(one) for one in results] == pytest.approx([(number + 1) / 10 for number in range(8)])
-    assert len(TRACED) == 1  # the eight are a batch of one size: one program
+    assert len(TRACED) == 1  # the eight calls are one batch of one size, so there is one program
     assert {one.name: one.value for one in actor.figures}["calls"] == 1
 
 
@@ -142,7 +142,8 @@ def of_both(state: Array, by: Array) -> Array:
 
 async def test_what_came_with_a_call_is_donated() -> None:
     async with engine.Engine() as e:
-        with pytest.warns(UserWarning, match=r"donated buffers were not usable: float32\[3\]\."):  # and the other was
+        # the other buffer was usable
+        with pytest.warns(UserWarning, match=r"donated buffers were not usable: float32\[3\]\."):
             await e.run(ps.graph(of_both)(np.zeros(5, np.float32), np.zeros(3, np.float32)))
 
 

@@ -1,4 +1,4 @@
-"""Dispatch of calls to workers, which are simulated, in virtual time: each call has one outcome, whatever happens."""
+"""Dispatch of calls to simulated workers in virtual time: each call has one outcome, whatever happens."""
 
 import asyncio
 import math
@@ -60,10 +60,10 @@ def test_answers_go_to_their_callers_and_short_functions_are_sent_ahead() -> Non
         assert found == [*range(500)]
         assert cluster.transport.most_workers == 4
         assert cluster.transport.most_together <= 4
-        assert cluster.begun >= 500  # one that was taken back begins twice, as far as the driver knows
+        assert cluster.begun >= 500  # the driver counts two starts for a call that was taken back
         began = asyncio.get_running_loop().time()
         await asyncio.gather(*(cluster.call(0.001) for _ in range(1000)))
-        # Without calls ahead, each would take its way to the worker and back, 2.2 ms on average, as well.
+        # If no calls were sent ahead, each call would also take its way to the worker and back, 2.2 ms on average.
         assert asyncio.get_running_loop().time() - began < 0.5
         await cluster.dispatcher.aclose()
 
@@ -73,7 +73,8 @@ def test_answers_go_to_their_callers_and_short_functions_are_sent_ahead() -> Non
 def test_what_waits_behind_a_long_function_is_taken_back_for_another_worker() -> None:
     async def main() -> None:
         cluster = Cluster(1, most=2)
-        await asyncio.gather(*(cluster.call(0.001, name="short") for _ in range(200)))  # now its mean is known
+        # teaches the dispatcher the mean duration
+        await asyncio.gather(*(cluster.call(0.001, name="short") for _ in range(200)))
         long = asyncio.ensure_future(cluster.call(60.0, name="short"))
         await asyncio.sleep(0)
         began = asyncio.get_running_loop().time()
@@ -94,7 +95,7 @@ def test_a_worker_that_dies_fails_what_had_begun_there_and_what_waits_goes_to_an
         cluster.transport._die(worker, "it crashed")
         found = await asyncio.gather(*calls, return_exceptions=True)
         died = [one for one in found if isinstance(one, ps.WorkerDied)]
-        assert len(died) == 1  # bodies of a second have nothing ahead
+        assert len(died) == 1  # no calls are sent ahead of a call that takes a second
         assert "died while it ran 'f': it crashed" in str(died[0])
         assert sum(isinstance(one, int) for one in found) == 4
         await cluster.dispatcher.aclose()

@@ -1,4 +1,4 @@
-"""Feeds that workers read: order, cuts and values are those of one machine."""
+"""Feeds that workers read: order, snapshots and values are the same as on one machine."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ WORKERS = cluster.ray(workers=3, name="three readers")
 
 
 class Pictures:
-    """A source that opens nothing before it is read, and so travels."""
+    """A source that opens no file before it is read, so it can be sent to a worker."""
 
     def __len__(self) -> int:
         return 40

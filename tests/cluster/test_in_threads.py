@@ -1,4 +1,4 @@
-"""Nodes on workers that are threads of this process, which need no Ray: values travel as they do to a cluster."""
+"""Nodes on workers that are threads of this process, without Ray: values travel as they do to a cluster."""
 
 import asyncio
 import os
@@ -120,7 +120,7 @@ async def test_a_worker_with_other_versions_is_refused_with_what_differs(name: s
             await e.run(ps.graph(ends)(1))
     assert not FOUND
     monkeypatch.setattr("penstock.cluster.ray_transport.versions", lambda: patch)
-    async with engine.Engine() as e:  # another patch is none of the versions that count
+    async with engine.Engine() as e:  # the patch level of a version is not compared
         assert await e.run(ps.graph(ends)(1)) == FOUND.pop()
 
 
@@ -191,8 +191,8 @@ async def lengths(number: int) -> int:
 async def test_figures_and_spans_name_the_machine_of_a_call(monkeypatch: Any) -> None:
     names = iter(("east", "west"))
     monkeypatch.setattr("platform.node", lambda: next(names))
-    monkeypatch.setenv("COLUMNS", "200")  # or the table leaves columns out
-    BARRIERS.append(threading.Barrier(2, timeout=30))  # so that both workers have a call
+    monkeypatch.setenv("COLUMNS", "200")  # a narrower table would leave columns out
+    BARRIERS.append(threading.Barrier(2, timeout=30))  # so that both workers have a call at once
     with Tracing.set_up() as tracing, telemetry.profile() as profile:
         async with engine.Engine() as e, e.deploy(lengths) as service:
             assert [*await asyncio.gather(service(1), service(2))] == [100_000] * 2

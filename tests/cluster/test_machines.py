@@ -1,4 +1,4 @@
-"""Machines that fail: each test runs a scenario of `machines.py` on local raylets, in a process of its own."""
+"""Failing machines: each test runs a scenario of `machines.py` on local raylets, in a process of its own."""
 
 import contextlib
 import os
@@ -21,9 +21,9 @@ OTHERS = [name for name in SCENARIOS if name not in (*QUICK, *CUTS, ENDS)]
 
 
 def run(name: str, folder: Path, *, arrays: int = 6) -> tuple[int, str]:
-    """Runs a scenario; returns its exit status and what it has written. Whatever it leaves behind is killed."""
+    """Runs a scenario; returns its exit status and its output. Processes that it leaves behind are killed."""
     log = folder / "log"
-    with log.open("w") as output:  # no pipe: processes of Ray may keep that open for a while
+    with log.open("w") as output:  # no pipe: processes of Ray may keep a pipe open for a while
         program = [sys.executable, "-m", "tests.cluster.machines", name, str(folder)]
         environment = {**os.environ, "PENSTOCK_TEST_ARRAYS": str(arrays)}
         running = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Nodes on workers of a local Ray, which starts once for a run of pytest: see `scenarios.py`."""
+"""Nodes on workers of a local Ray, which starts once in a run of pytest: see `scenarios.py`."""
 
 import fcntl
 import json
@@ -55,7 +55,7 @@ asyncio.run(main())
 
 @pytest.fixture(scope="session")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """How each scenario went; the first worker of pytest to come runs them, and others wait for it."""
+    """Return the result of each scenario. The first pytest worker runs the scenarios, and the others wait for it."""
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
@@ -66,7 +66,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             folder.mkdir()
             program = [sys.executable, "-m", "tests.cluster.scenarios", str(folder)]
             with (folder / "log").open("w") as log:
-                # A group of its own: Ray leaves processes behind if it is killed, and they are in the group.
+                # A process group of its own: if Ray is killed, the processes that it leaves behind are in the group.
                 run = subprocess.Popen(program, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
                 try:
                     run.wait(240)
@@ -86,7 +86,7 @@ def test_on_a_local_ray(outcomes: dict[str, str], name: str) -> None:
 
 
 def run(program: str, argument: str, log: Path) -> str:
-    with log.open("w") as output:  # no pipe: processes of Ray may keep that open for a while
+    with log.open("w") as output:  # no pipe: processes of Ray may keep a pipe open for a while
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "typings")}
         subprocess.run(
             [sys.executable, "-c", program, argument], cwd=ROOT, env=environment,

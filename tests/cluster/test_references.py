@@ -1,4 +1,4 @@
-"""References in control flow: a value is fetched before a body takes it, and stays on workers inside of one."""
+"""References in control flow: a value is fetched before a body takes it, and stays on workers within one body."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,9 @@
 """A fake of aiokafka and of its broker, in memory: topics, a group that is rebalanced eagerly, commits that may fail.
 
-`Broker.module()` is what `import aiokafka` gives. It does what aiokafka 0.14 does, as far as a consumer sees that: a
-rebalance awaits `on_partitions_revoked` with all partitions, and goes on without a member that has not come back within
-its rebalance timeout; requests wait while the broker is away; who does not poll for `max_poll_interval_ms` leaves.
+`Broker.module()` stands for the module `aiokafka`. It acts like aiokafka 0.14, as far as consumers see. A rebalance
+awaits `on_partitions_revoked` with all partitions, and continues without a member that does not return within its
+rebalance timeout. Requests wait while the broker is away. A member that does not poll within `max_poll_interval_ms`
+leaves.
 """
 
 import asyncio
@@ -55,11 +56,11 @@ class Broker:
 
     Args:
         rng: chooses how long a request takes.
-        partitions: how many partitions a topic has; one for a topic that is not named.
+        partitions: the number of partitions of each topic; other topics have one.
 
     Attributes:
         is_away: whether requests wait; see `away`.
-        refused: how many commits came from a member that was no longer one.
+        refused: how many commits came from a consumer that was no longer a member.
     """
 
     def __init__(self, rng: Random, partitions: dict[str, int]) -> None:
@@ -91,7 +92,7 @@ class Broker:
         await self._changed.wait()
 
     async def request(self) -> None:
-        """Take as long as a request; while the broker is away, that is as long as it is away."""
+        """Take as long as a request takes; while the broker is away, wait until it is back."""
         await asyncio.sleep(self.rng.choice((0, 0, 0.005)))
         while self.is_away:
             await self.change()
@@ -110,14 +111,14 @@ class Broker:
     async def _rebalance(self) -> None:
         while self._again:
             self._again = False
-            await asyncio.sleep(self.rng.uniform(0, 0.3))  # until the members hear of it
+            await asyncio.sleep(self.rng.uniform(0, 0.3))  # until the members hear of the rebalance
             while self.is_away:
                 await self.change()
             members = list(self.members)
             joining = {one: asyncio.create_task(one.rejoin()) for one in members}
             for one, task in joining.items():
                 await asyncio.wait([task], timeout=one.rebalance_seconds)
-                if not task.done():  # given away without it: what it commits from now on is refused
+                if not task.done():  # the rebalance continues without this member, and its commits are refused
                     self.members.remove(one)
                     task.add_done_callback(partial(Consumer.returns, one))
             self.generation += 1
@@ -226,7 +227,7 @@ class Consumer:
     async def rejoin(self) -> None:
         self._is_reassigning = True
         revoked, self._assigned = self._assigned, set(self._assigned)
-        with suppress(Exception):  # which aiokafka logs
+        with suppress(Exception):  # aiokafka logs these errors
             await self.listener.on_partitions_revoked(revoked)
 
     def assign(self, share: set[TopicPartition], generation: int) -> None:

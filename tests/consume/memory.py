@@ -1,4 +1,4 @@
-"""Sources in memory: a log that the members of a group share, and a queue that gives again what it must."""
+"""Sources in memory: a log that the members of a group share, and a queue that delivers unsettled messages again."""
 
 import asyncio
 from collections import deque
@@ -12,13 +12,13 @@ from penstock import consume
 
 @dataclass
 class Log:
-    """A log, and what its group has committed.
+    """A log, and the commits of its group.
 
     Attributes:
         partitions: the messages of each partition.
         committed: for each partition, how many messages are settled.
-        owners: who holds each partition now.
-        ended: the identities of the messages that have ended, which alone may be settled.
+        owners: the member that holds each partition now.
+        ended: the identities of the messages that have ended; only these may be settled.
         faults: the share of requests that fail.
     """
 
@@ -42,7 +42,7 @@ class Log:
 
 
 def log_of(rng: Random, partitions: int, messages: int, *, keys: int = 5, faults: float = 0.0) -> Log:
-    """A log with messages of some keys; a key has its partition, and numbers its messages."""
+    """Return a log with messages of some keys. A key has one partition, and numbers its messages."""
     made: list[list[consume.Message]] = [[] for _ in range(partitions)]
     counts = [0] * keys
     for _ in range(messages):
@@ -99,7 +99,7 @@ class Member(consume.Source):
         assert {message.identity for message in before} <= self.log.ended, "only a prefix that has ended may be settled"
         self.log.committed[partition] = max(self.log.committed[partition], last.position + 1)
         await asyncio.sleep(self.log.rng.choice((0, 0.01)))
-        self.log.may_fail()  # it was done, and the answer is lost
+        self.log.may_fail()  # the commit was made, and its answer is lost
         return True
 
     async def keep(self, partition: int, unsettled: Sequence[consume.Message], /) -> None:
@@ -111,7 +111,7 @@ class Member(consume.Source):
 
 
 class Queue(consume.Source):
-    """A queue: what is not settled for 5 seconds after it was taken or kept comes again."""
+    """A queue: a message comes again if it is not settled within 5 seconds after it was taken or kept."""
 
     is_log = False
     keep_seconds = 0.5
@@ -144,7 +144,7 @@ class Queue(consume.Source):
         found = [self.ready.popleft() for _ in range(min(n, len(self.ready)))]
         self.times_taken += len(found)
         self.leased |= {message.identity: (self._now() + 5, message) for message in found}
-        await asyncio.sleep(0 if found else 0.2)  # what was taken is lost to this consumer if it is cancelled here
+        await asyncio.sleep(0 if found else 0.2)  # a cancel at this point loses the messages that were taken
         return found
 
     async def settle(self, partition: str, messages: Sequence[consume.Message], /) -> bool:

@@ -1,4 +1,6 @@
-"""Consumers of sources in memory, under seeded interleavings: nothing lost, order by key, only a prefix settled."""
+"""Consumers of sources in memory, under seeded interleavings: no message is lost, keys stay in order, and only a prefix
+is settled.
+"""
 
 import asyncio
 import os
@@ -22,7 +24,7 @@ class Boom(Exception):
 
 
 class World:
-    """A graph that handles messages, and what it has done with them."""
+    """A graph that handles messages, and the list of messages that it has handled."""
 
     def __init__(self, log: Log | None, *, seconds: float = 0.1, poison: float = 0.0) -> None:
         self.rng = Random(asyncio.get_running_loop().seed)  # type: ignore[attr-defined]
@@ -73,7 +75,7 @@ async def no_letter(letter: consume.DeadLetter) -> None:
 
 
 def in_order(done: Iterable[tuple[str, Any]]) -> bool:
-    """Whether the first time of each message comes in the order of its key; key 0 has no order."""
+    """Whether the first handling of each message is in the order of its key; messages of key 0 have no order."""
     last: dict[Any, int] = {}
     seen: set[str] = set()
     for identity, (key, number) in done:
@@ -95,7 +97,7 @@ async def until(predicate: Any) -> None:
 
 
 def test_partitions_come_and_go_and_nothing_is_lost_or_written_twice(effort: int) -> None:
-    """With drains in time, and a broker that answers, each message is handled once."""
+    """If drains end in time and the broker answers, each message is handled once."""
 
     async def main() -> None:
         log = log_of(Random(asyncio.get_running_loop().seed), 3, 60)  # type: ignore[attr-defined]
@@ -107,7 +109,8 @@ def test_partitions_come_and_go_and_nothing_is_lost_or_written_twice(effort: int
                 world.consumer(service, second, max_open=12) as two,
             ):
                 while not log.is_settled:
-                    for member in (first, second):  # as aiokafka does: all are taken away, and given anew
+                    # like aiokafka: each rebalance takes all partitions away and gives them anew
+                    for member in (first, second):
                         await member.held.taken_away([p for p, owner in log.owners.items() if owner is member], 5)
                     share = {partition: world.rng.choice((first, second)) for partition in range(3)}
                     for member in (first, second):
@@ -125,7 +128,7 @@ def test_partitions_come_and_go_and_nothing_is_lost_or_written_twice(effort: int
 
 
 def test_whatever_goes_wrong_nothing_is_lost_and_only_a_prefix_is_settled(effort: int) -> None:
-    """Partitions go without a word or too soon, requests fail, their answers are lost, the consumer is cancelled."""
+    """Partitions are taken without notice or too soon, requests fail, answers are lost, the consumer is cancelled."""
 
     async def main() -> None:
         log = log_of(Random(asyncio.get_running_loop().seed), 3, 40, faults=0.1)  # type: ignore[attr-defined]
@@ -226,7 +229,7 @@ def test_a_slow_message_delays_its_key_and_no_other_partition() -> None:
 
 
 class Colliding(str):
-    """A key whose hash is that of all others."""
+    """A key with the hash of every other key."""
 
     def __hash__(self) -> int:
         return 1
@@ -328,7 +331,7 @@ async def test_a_function_that_cannot_make_a_call_fails_its_message_alone(monkey
 @pytest.mark.parametrize("function", ["take", "settle", "keep"])
 @pytest.mark.parametrize("error", [Boom("not authorized"), asyncio.CancelledError()])
 async def test_an_error_of_the_source_that_is_no_outage_ends_the_consumer(function: str, error: BaseException) -> None:
-    """Nor is it one that something in the source was cancelled, such as a request of a client that was closed."""
+    """A cancelled request inside the source, such as that of a closed client, is no outage either."""
     log = log_of(Random(3), 1, 10)
 
     @ps.node(effectful=True)
@@ -392,7 +395,8 @@ def test_partitions_without_messages_leave_their_room_and_a_consumer_has_no_dead
         log = log_of(Random(7), 4, 40)
         world = World(log)
         async with (
-            engine.deploy(world.handle, timeout_seconds=0.5) as service,  # which is for other callers
+            # this timeout is for other callers; the consumer does not use it
+            engine.deploy(world.handle, timeout_seconds=0.5) as service,
             world.consumer(service, member := Member(log), max_open=1),
         ):
             await member.give(range(4))
@@ -444,7 +448,7 @@ async def test_run_drains_at_a_signal_and_restores_the_handlers(number: signal.S
     @ps.node
     async def work(identity: str) -> None:
         if not release.is_set():
-            for _ in range(2):  # as a process and its group get them
+            for _ in range(2):  # the process gets the signal, and then its process group
                 os.kill(os.getpid(), number)
                 await asyncio.sleep(0.02)
             signalled.set()
@@ -501,7 +505,7 @@ async def test_a_commit_that_is_too_late_cancels_what_is_open_and_commits_nothin
         options: Any = {"dead_letters": no_letter, "order_by": None, "settle_seconds": 0.01}
         async with consume.Consumer(service, member, call_of, **options) as consumer:
             await member.give([0])
-            log.owners.clear()  # without a word
+            log.owners.clear()  # the partition is taken without notice
             await cancelled.wait()
             assert consumer.statistics().late_commits == 1
             assert consumer.statistics().partitions == ()
@@ -534,7 +538,7 @@ def test_a_partition_that_comes_back_waits_for_handlers_that_still_unwind() -> N
             member = Member(log)
             options: Any = {"dead_letters": no_letter, "order_by": lambda message: "all", "settle_seconds": 0.01}
             async with consume.Consumer(service, member, lambda one: handle(one.identity), **options):
-                for _ in range(3):  # given, and lost; the second time before anything could begin
+                for _ in range(3):  # the partition is given and lost; the second time, before any message could begin
                     await member.give([0])
                     await until(lambda: began)
                     await member.held.lost([0])

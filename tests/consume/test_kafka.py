@@ -1,4 +1,4 @@
-"""Consumers of Kafka: the same scenarios with a fake of aiokafka, under seeds, and with a broker."""
+"""Consumers of Kafka: the same scenarios with a fake of aiokafka, under seeds, and with a real broker."""
 
 import asyncio
 import sys
@@ -27,10 +27,10 @@ class Boom(Exception):
 
 
 class World:
-    """A topic with messages, what has been done with them, and consumers of it.
+    """A topic with messages, the results of handling them, and consumers of the topic.
 
     Attributes:
-        written: the identities, keys and numbers of the messages, as they were written.
+        written: identities, keys and numbers of the messages, in the order in which handlers wrote them.
         letters: the identities of dead letters.
     """
 
@@ -40,7 +40,7 @@ class World:
         self.messages = messages
         self.written: list[tuple[str, str, int]] = []
         self.letters: list[str] = []
-        self.is_down = False  # the database
+        self.is_down = False  # whether the database is down
         self.seconds = 0.05
         self.poison = 0.0
         self._open: Counter[str] = Counter()
@@ -66,7 +66,7 @@ class World:
         self.handle = handle
 
     async def produce(self) -> None:
-        """Write the messages: keys in turns of a seed, each with its number in its key."""
+        """Write the messages. The seed draws their keys; each message has its number within its key."""
         numbers = [0] * KEYS
         made: list[tuple[bytes, bytes]] = []
         for _ in range(self.messages):
@@ -115,7 +115,7 @@ class World:
 
     @asynccontextmanager
     async def consumer(self, drain_seconds: float = 20.0, **settings: Any) -> AsyncGenerator[consume.Consumer]:
-        """A deployment and a consumer, as a process of its own has them."""
+        """Give a consumer with a deployment of its own, as in a process of its own."""
         settings = {"session_timeout_ms": 6000, "heartbeat_interval_ms": 300, **settings}
         source = consume.Kafka(self.name, group_id=self.name, bootstrap_servers=self.servers, **settings)
 
@@ -142,7 +142,7 @@ class World:
         return len(self.written) >= count
 
     def check(self, *, may_repeat: bool) -> None:
-        """Nothing is lost or wrongly dead, each key is in order, and nothing was written twice that need not be."""
+        """Check that no message is lost or wrongly a dead letter, that keys are in order, and that repeats are allowed."""
         identities = [identity for identity, _, _ in self.written]
         assert len(set(identities)) + len(set(self.letters)) == self.messages
         assert may_repeat or len(identities) == len(set(identities))
@@ -160,7 +160,7 @@ Run = Callable[..., None]
 
 @pytest.fixture(scope="module", params=["fake", "broker"])
 def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a broker; empty for the fake."""
+    """Give the address of a broker; empty for the fake."""
     if request.param == "fake":
         yield ""
         return
@@ -170,7 +170,7 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def run(address: str, monkeypatch: pytest.MonkeyPatch, effort: int) -> Run:
-    """Run a scenario with a fake, under many seeds, or with a broker."""
+    """Return a function that runs a scenario: with the fake under many seeds, or with a broker."""
 
     def with_fake(scenario: Scenario, *, messages: int, seeds: int = 25) -> None:
         async def main() -> None:
@@ -250,14 +250,14 @@ def test_what_a_drain_leaves_comes_again_and_is_no_dead_letter(run: Run) -> None
         world.is_down = False
         async with world.consumer():
             await world.until(lambda: len({identity for identity, _, _ in world.written}) == world.messages)
-        world.check(may_repeat=True)  # those that were written behind one that was not
+        world.check(may_repeat=True)  # messages repeat that were written behind an unwritten one
         assert await world.dead_letters() == []
 
     run(scenario, messages=80)
 
 
 def test_a_consumer_that_drains_too_long_loses_its_partitions_and_commits_nothing_of_them(run: Run) -> None:
-    """Messages that hold on through a rebalance: the other consumer gets the partitions all the same."""
+    """Messages that outlast a rebalance: the other consumer gets the partitions nevertheless."""
 
     async def scenario(world: World) -> None:
         async with world.consumer(session_timeout_ms=6000) as first:
@@ -275,7 +275,7 @@ def test_a_consumer_that_drains_too_long_loses_its_partitions_and_commits_nothin
 
 
 def test_a_broker_that_is_away_costs_nothing(monkeypatch: pytest.MonkeyPatch, effort: int) -> None:
-    """While requests wait, partitions are taken away, and the consumer is ended and begun again."""
+    """While requests wait, partitions are taken away, and the consumer ends and starts again."""
 
     async def main() -> None:
         seed: int = asyncio.get_running_loop().seed  # type: ignore[attr-defined]

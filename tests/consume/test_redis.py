@@ -30,7 +30,7 @@ GROUP = "billing"
 
 
 class Server:
-    """A server with a socket in a folder of its own, which writes each change before it answers."""
+    """A Redis server with a socket in its own folder; it writes each change to the disk before it answers."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = str(folder / "s")
@@ -59,7 +59,7 @@ class Server:
         self.process.wait()
 
     def add(self, stream: str, count: int, broken: int = 0) -> None:
-        """Add orders with the items 0, 1, ..., and some of the value "broken" in their midst."""
+        """Add orders with the items 0, 1, ..., with some "broken" values in their midst."""
         values = [json.dumps({"item": number}) for number in range(count)]
         for number in range(broken):
             values.insert(number * 97, "{broken")
@@ -73,19 +73,19 @@ class Server:
         return found
 
     def let_time_pass(self, stream: str, seconds: float) -> None:
-        """Have everything look as if nobody had renewed it for so long."""
+        """Make all pending entries look as if they were last renewed `seconds` ago."""
         if entries := [one["message_id"] for one in self.pending(stream)]:
             self.client.xclaim(stream, GROUP, "time", 0, entries, idle=int(seconds * 1000), justid=True)
 
     def is_settled(self, stream: str) -> bool:
-        """Whether all entries were taken and acknowledged."""
+        """Whether all entries were read and acknowledged."""
         [group], [last] = self.client.xinfo_groups(stream), self.client.xrevrange(stream, count=1)
         return bool(group["pending"] == 0 and group["last-delivered-id"] == last[0])
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    folder = Path(tempfile.mkdtemp(prefix="redis"))  # the path of a socket may have a hundred characters
+    folder = Path(tempfile.mkdtemp(prefix="redis"))  # the path of a socket is limited to some hundred characters
     found = Server(folder)
     try:
         yield found
@@ -96,12 +96,12 @@ def server() -> Iterator[Server]:
 
 
 class World:
-    """A stream, what was done with its entries, and consumers of it.
+    """A stream, the results of handling its entries, and consumers of it.
 
     Attributes:
-        rows: the item of each identity that was inserted.
-        handled: how often each identity was.
-        is_down: handlers wait as long as this is set.
+        rows: the inserted item of each identity.
+        handled: how often each identity was handled.
+        is_down: while this is set, handlers wait.
     """
 
     def __init__(self, server: Server, stream: str, source: Any) -> None:
@@ -156,7 +156,7 @@ class World:
 
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The source that the page shows."""
+    """The source in the example of the page."""
     monkeypatch.syspath_prepend(str(HOW_TO))
     import redis_streams  # type: ignore[import-not-found]
 
@@ -231,7 +231,7 @@ async def test_what_is_open_is_renewed_and_never_handled_twice_by_one_consumer(s
         server.let_time_pass("open", 6)
         await world.until(was_renewed)
         assert {one["times_delivered"] for one in server.pending("open")} == {1}
-        await world.until(was_claimed)  # by the consumer that has them
+        await world.until(was_claimed)  # claimed by the consumer that holds the entries
         world.is_down = False
         await world.until_settled()
     assert sorted(world.rows.values()) == list(range(5))

@@ -93,7 +93,7 @@ async def test_it_is_refused_where_a_loop_runs_and_allowed_in_a_thread_of_it() -
 
 
 class Stopped(Exception):
-    """What a signal handler raises, as that of Ctrl-C raises KeyboardInterrupt."""
+    """The error of a signal handler, as Ctrl-C raises KeyboardInterrupt."""
 
 
 class Seen:
@@ -109,7 +109,7 @@ class Seen:
 
 @pytest.fixture
 def main_thread() -> Iterator[int]:
-    """Yields the thread that SIGUSR1 raises `Stopped` in."""
+    """Gives the id of this thread, in which SIGUSR1 raises `Stopped`."""
 
     def stop(*_: object) -> None:
         raise Stopped
@@ -122,10 +122,10 @@ def main_thread() -> Iterator[int]:
 def interrupted_at_5(
     thread: int, going: threading.Event, numbers_of: Callable[[], data.Iterate[int]]
 ) -> ps.Graph[[AsyncIterator[data.Record[None]]], AsyncIterator[int]]:
-    """Return a graph that gives indexes, and sends SIGUSR1 to the thread that waits for the one of 5."""
+    """Return a graph that gives indexes; index 5 sends SIGUSR1 to the thread that waits for it."""
 
     def is_waiting() -> bool:
-        with contextlib.suppress(NameError):  # the `with` of the test has not bound the name yet
+        with contextlib.suppress(NameError):  # the `with` of the test may not have bound the name yet
             return numbers_of().position >= 5 and numbers_of()._is_waiting
         return False
 
@@ -204,7 +204,7 @@ def test_a_signal_handler_that_raises_while_the_call_is_opened_leaves_nothing(
     going, join = threading.Event(), threading.Thread.join
 
     def joined(thread: threading.Thread, timeout: float | None = None) -> None:
-        going.set()  # the call is being left, and is not open yet
+        going.set()  # the call is being left, and has not finished opening
         join(thread, timeout)
 
     @ps.node

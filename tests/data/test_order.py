@@ -1,4 +1,4 @@
-"""The order of records: what each epoch and shard gives, and that it is the same everywhere."""
+"""The order of records: the records of each epoch and shard, which are the same everywhere."""
 
 import asyncio
 import itertools
@@ -50,7 +50,7 @@ def indexes(length: int, **settings: Any) -> list[int]:
 
 
 def orders(length: int, tries: int) -> list[list[int]]:
-    """Returns the orders of as many seeds."""
+    """Returns the orders of `tries` seeds."""
 
     async def read() -> list[list[int]]:
         return [[one.index async for one in data.order(Numbers(length), shuffle_seed=seed)] for seed in range(tries)]
@@ -59,7 +59,7 @@ def orders(length: int, tries: int) -> list[list[int]]:
 
 
 def one_by_one(length: int, key: str) -> Iterator[int]:
-    """Yields the order as plain Python computes it, one number after the other."""
+    """Yields the order, computed in plain Python, one number after the other."""
     import hashlib
 
     bits = max(2, (length - 1).bit_length())
@@ -127,11 +127,11 @@ def test_small_orders_are_equally_frequent() -> None:
 def test_positions_and_indexes_know_nothing_of_each_other(length: int) -> None:
     tries = 300
     found = np.array(orders(length, tries), np.float64)
-    fixed_points = (found == np.arange(length)).sum() / tries  # 1 on average, as is the variance
+    fixed_points = (found == np.arange(length)).sum() / tries  # both mean and variance are 1
     successors = (np.diff(found) == 1).sum() / tries
     assert abs(fixed_points - 1) < 4 / tries**0.5
     assert abs(successors - 1) < 4 / tries**0.5
-    means = found.mean(axis=0)  # of each position
+    means = found.mean(axis=0)  # the mean of each position
     spread = length / 12**0.5 / tries**0.5
     assert np.abs(means - (length - 1) / 2).max() < 5 * spread
 
@@ -195,7 +195,7 @@ async def test_the_values_of_a_batch_are_read_at_once() -> None:
         read = await collected(stream)
     assert [batch.value.tolist() for batch in read] == [(batch.index**2).tolist() for batch in read]
     assert [len(batch) for batch in read] == [4, 4, 2]
-    with pytest.raises(TypeError) as caught:  # a list takes one index
+    with pytest.raises(TypeError) as caught:  # a list takes one index, not an array of them
         async with engine.stream(batches(squares.tolist(), 4)) as stream:
             await collected(stream)
     assert any("the 4 records at positions [0, 1, 2, 3]" in note for note in caught.value.__notes__)
@@ -454,7 +454,7 @@ jax.distributed.shutdown()
 
 
 def distributed(program: str) -> list[list[str]]:
-    """Returns what two processes of a distributed JAX print."""
+    """Runs a program in two processes of a distributed JAX; returns the output of each."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"

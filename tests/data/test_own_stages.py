@@ -1,4 +1,4 @@
-"""Stages of other packages: what `penstock.extension` has for streams, with and without a checkpoint."""
+"""Stages of other packages: the parts of `penstock.extension` for streams, with and without a checkpoint."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ SOURCE = np.arange(12)
 
 
 class Differences(extension.StageIterator[int]):
-    """What each value has more than the one before it."""
+    """Gives the difference of each value to the one before."""
 
     role = extension.StageRole("one_to_one")
 
@@ -36,7 +36,7 @@ class Differences(extension.StageIterator[int]):
 
 
 class Kept(Differences):
-    """Keeps values until there are enough; a stage that gives fewer values than it reads."""
+    """Collects values until there are enough; gives fewer values than it reads."""
 
     role = extension.StageRole()
 
@@ -49,7 +49,7 @@ class Kept(Differences):
 
 
 class Mapped(extension.StageIterator[int]):
-    """The results of a function, which the stage calls."""
+    """Gives the results of a function that the stage calls for each value."""
 
     role = extension.StageRole("one_to_one", calls=("fn",))
 
@@ -89,7 +89,7 @@ KEPT = extension.stage_node("kept", Kept, count=3)
 
 
 async def read(call: Any, folder: Path, count: int | None = None, every: int = 1) -> list[Any]:
-    """Reads some values, saves, and leaves; or reads all."""
+    """Reads `count` values, makes a checkpoint, and leaves; or reads all values."""
     found: list[Any] = []
     async with engine.stream(call, checkpoint=ps.Checkpoint(folder, every_records=every)) as stream:
         async for value in stream:

@@ -1,4 +1,4 @@
-"""Several streams: a split of one, and one made of several; their bad days, and readers that wait for each other."""
+"""A split of one stream, and a merge of several: also their failures, and readers that wait for each other."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -124,7 +124,7 @@ async def test_a_branch_that_nobody_reads_holds_no_other_back() -> None:
 
 @pytest.mark.parametrize("limit", [4, 30, 500])
 async def test_branches_that_wait_for_each_other_fail_and_say_so(limit: int) -> None:
-    if limit == 4:  # as far ahead as is allowed
+    if limit == 4:  # as far ahead as the split allows
         assert await engine.run(stuck(limit)) == [0, 1, 2, 3, 0, -1, -2, -3]
         return
     with pytest.raises(ps.DataError, match=r"branch 1 holds 4 values, and its reader waits for branch 0.*ahead="):
@@ -178,7 +178,7 @@ async def test_a_reader_outside_of_the_call_may_take_its_time() -> None:
 
     async with engine.stream(returned(100)) as values:
         assert await anext(values) == 0
-        await asyncio.sleep(0.6)  # longer than a split waits before it looks
+        await asyncio.sleep(0.6)  # longer than a split waits before it looks for a deadlock
         assert [value async for value in values] == [2 * number for number in range(1, 100)]
 
 
@@ -421,9 +421,9 @@ async def test_a_scheduler_that_begins_one_reader_only_behind_another_is_refused
                 await engine.run(graph(50))
 
     with ps.execution_options(scheduler=scheduler):
-        for _ in range(2):  # the second call finds what the first has planned
+        for _ in range(2):  # the second call uses the plan of the first
             if scheduler in schedulers.split():
                 with pytest.raises(ps.PlanError, match=rf"py:\d+: .*{scheduler!r} lets .* one data.split \("):
                     await call()
-            elif graph is not dependent:  # it works with as many values as the split holds
+            elif graph is not dependent:  # works if the split holds as many values as the stream has
                 await call()

@@ -1,4 +1,4 @@
-"""Stages: what each gives, as plain Python gives it, in a graph and outside of one; and their bad days."""
+"""Stages: their results equal those of plain Python, in a graph and outside of one; and their failures."""
 
 import asyncio
 import dataclasses
@@ -17,7 +17,7 @@ from penstock.extension import Packer
 
 
 class Trace(list[str]):
-    """What a source was asked for, and whether it was closed."""
+    """The values that were read from a source, and whether it was closed."""
 
 
 async def source(values: Iterable[Any], trace: Trace | None = None, fails_at: int | None = None) -> AsyncIterator[Any]:
@@ -33,7 +33,7 @@ async def source(values: Iterable[Any], trace: Trace | None = None, fails_at: in
 
 
 def through(stage: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
-    """Returns what a stage gives: in a graph and outside of one, which is the same."""
+    """Returns the results of a stage, after checking that they are the same in a graph and outside of one."""
 
     @ps.graph
     async def staged(given: AsyncIterator[Any]) -> AsyncIterator[Any]:
@@ -98,10 +98,10 @@ def test_packed(lengths: list[int], length: int, look_ahead: int) -> None:
             members = ids == number
             assert row.positions[members].tolist() == [*range(members.sum())]
             found.append(tuple(row.tokens[members].tolist()))
-    assert sorted(found) == sorted(pieces)  # nothing is lost, cut or there twice
+    assert sorted(found) == sorted(pieces)  # no piece is lost, cut or repeated
     if look_ahead == 1:
         assert found == pieces
-    # What goes into a new row fits into none that waits, so two in a row that are half empty there are none.
+    # A piece begins a new row only if it fits into no waiting row, so no two consecutive rows are both half empty.
     assert len(rows) <= 2 * sum(map(len, pieces)) / length + look_ahead
 
 
@@ -151,7 +151,7 @@ def test_filtered_and_prefetched(count: int) -> None:
 def test_shuffled(count: int, buffer: int, seed: int) -> None:
     got = through(data.shuffled(buffer, seed), range(count))
     assert sorted(got) == [*range(count)]
-    assert all(value < place + buffer for place, value in enumerate(got))  # no further ahead than the buffer
+    assert all(value < place + buffer for place, value in enumerate(got))  # values move ahead by at most the buffer
     if buffer == 1:
         assert got == [*range(count)]
 
@@ -182,7 +182,7 @@ async def test_prefetched_bounds_what_is_ready() -> None:
     async with engine.stream(held()) as values:
         assert await anext(values) == 0
         await testing.wait_quiescent()
-        # 40 ready, 16 before them, one taken, and one at each of the steps and in the last one's stream.
+        # 40 ready, 16 before them, one taken, one at each step, and one in the stream of the last step.
         assert 57 <= len(asked) <= 62
 
 
@@ -257,7 +257,7 @@ async def test_a_record_that_differs_is_named_by_its_place() -> None:
             await anext(batches)
 
 
-# Bad days.
+# Failures.
 
 
 async def test_a_source_that_raises_at_record_7_ends_the_stream_there_and_is_closed() -> None:
@@ -363,7 +363,7 @@ class Adding:
 
 @ps.graph
 async def doubled(number: int) -> int:
-    return 2 * number  # not traced: the value itself
+    return 2 * number  # called with a plain number, not traced
 
 
 def test_a_stream_goes_on_in_nodes_and_graphs_as_a_whole_or_value_by_value() -> None:

@@ -24,7 +24,7 @@ class Explorer:
 
     Args:
         test: the test, as pytest names it on its command line.
-        multiplies the number of interleavings.
+        effort: multiplies the number of interleavings.
         only: the seed to replay; None for all of them.
     """
 

@@ -34,9 +34,9 @@ class Shape:
 
     Attributes:
         graph: the graph.
-        the handlers that run once for each item that gets a result.
-        the handlers that may be drawn to fail.
-        returns the expected result of an item, given its index.
+        handlers: the handlers that run once for each item that gets a result.
+        may_fail: the handlers that may be drawn to fail.
+        result: returns the expected result of an item, given its index.
     """
 
     graph: ps.Graph[["Item"], Any]

@@ -28,13 +28,13 @@ class Books:
     """The books of one interleaving.
 
     Attributes:
-        the generator that draws the interleaving.
-        the store of the agents.
-        the end of each key in its last turn: "done", "failed" or "asked".
+        rng: the generator that draws the interleaving.
+        durable: the store of the agents.
+        fate: the end of each key in its last turn: "done", "failed" or "asked".
         ran: how often each turn of a key began.
-        how many turns are running.
-        the kinds of outcomes that callers and readers of a key received.
-        how many readers were told that they had missed events.
+        inside: how many turns are running.
+        outcomes: the kinds of outcomes that callers and readers of a key received.
+        missed: how many readers were told that they had missed events.
     """
 
     rng: random.Random

@@ -149,7 +149,7 @@ def results_of(folder: Path) -> dict[str, str]:
     """Returns the results of a training, by position.
 
     Raises:
-        a result that came again differs.
+        AssertionError: a result that came again differs.
     """
     found: dict[str, str] = {}
     path = folder / "results"

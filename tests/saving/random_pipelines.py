@@ -28,7 +28,7 @@ class Draw(random.Random):
     """Draws a pipeline.
 
     Attributes:
-        why the graph may be refused. With "untold", it must be refused: an object cannot tell its state.
+        risks: why the graph may be refused. With "untold", it must be refused: an object cannot tell its state.
     """
 
     def __init__(self, seed: str) -> None:
@@ -487,9 +487,9 @@ def call(seed: int, run: int, first: First | None = None, only: Sequence[str] = 
 
     Args:
         seed: the seed.
-        the number of the start, which chooses concurrency and buffers.
-        makes the first stage, which takes numbers and gives batches.
-        the source and the stages, instead of those that the seed chooses.
+        run: the number of the start, which chooses concurrency and buffers.
+        first: makes the first stage, which takes numbers and gives batches.
+        only: the source and the stages, instead of those that the seed chooses.
     """
     draw, free = Draw(f"pipeline {seed}"), Draw(f"start {run} of {seed}")
     source = only[0] if only else draw.choice(SOURCES)
@@ -543,9 +543,9 @@ class Interrupted:
     """The pipeline of a seed, and how its runs went.
 
     Attributes:
-        the names of its source and stages.
-        whether the graph was refused at its start.
-        the number of values of a whole run.
+        names: the names of its source and stages.
+        is_refused: whether the graph was refused at its start.
+        length: the number of values of a whole run.
     """
 
     def __init__(self, seed: int, first: First | None = None, only: Sequence[str] = ()) -> None:

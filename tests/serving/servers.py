@@ -29,7 +29,7 @@ def server(
         *arguments: further arguments of the server.
         application: the module of the application.
         name: the server.
-        a regular expression of log lines that are allowed.
+        expected: a regular expression of log lines that are allowed.
     """
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         number = listener.fileno()
