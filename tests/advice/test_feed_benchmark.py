@@ -62,7 +62,7 @@ async def test_what_was_prefetched_is_not_counted() -> None:
         await testing.wait_quiescent()  # the buffer is full, and the generator has one more value
         found = await data.benchmark(stream, warmup_items=1, items=20, repeats=1)
         assert found.runs[0].uncounted >= 17
-        # the benchmark has left the stream open, so it can be read on
+        # The benchmark has left the stream open, so it can be read on.
         assert await anext(stream) == [found.runs[0].uncounted + 20]
 
 

@@ -48,7 +48,7 @@ def fork(way: str, target: Callable[[], None]) -> Callable[[], None]:
         child.start()
 
         def wait() -> None:
-            # exitcode is None for a moment if a thread that starts a worker reaps the child
+            # `exitcode` is None for a moment if a thread that starts a worker reaps the child.
             while child.exitcode is None:
                 child.join()
             assert child.exitcode == 0

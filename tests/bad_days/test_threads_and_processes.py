@@ -342,7 +342,7 @@ async def graph(x: int) -> int:
 def interrupt_after(
     line: str, code: str, tmp_path: Path, before: str = HEAR_CTRL_C, *, number: int = signal.SIGINT
 ) -> tuple[list[str], str, int]:
-    """Run a program, and signal its group (as Ctrl-C does) when it has printed `line`; return output, errors, status."""
+    """Run a program; signal its group, as Ctrl-C does, when it has printed `line`. Return output, errors, status."""
     program = tmp_path / "program.py"
     program.write_text(code if "asyncio.run(" in code else PROGRAM.format(code=code))
     process = subprocess.Popen(

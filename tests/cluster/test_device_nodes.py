@@ -142,7 +142,7 @@ def of_both(state: Array, by: Array) -> Array:
 
 async def test_what_came_with_a_call_is_donated() -> None:
     async with engine.Engine() as e:
-        # the other buffer was usable
+        # The warning does not name the other buffer, which was usable.
         with pytest.warns(UserWarning, match=r"donated buffers were not usable: float32\[3\]\."):
             await e.run(ps.graph(of_both)(np.zeros(5, np.float32), np.zeros(3, np.float32)))
 

@@ -73,7 +73,7 @@ def test_answers_go_to_their_callers_and_short_functions_are_sent_ahead() -> Non
 def test_what_waits_behind_a_long_function_is_taken_back_for_another_worker() -> None:
     async def main() -> None:
         cluster = Cluster(1, most=2)
-        # teaches the dispatcher the mean duration
+        # Teaches the dispatcher the mean duration.
         await asyncio.gather(*(cluster.call(0.001, name="short") for _ in range(200)))
         long = asyncio.ensure_future(cluster.call(60.0, name="short"))
         await asyncio.sleep(0)

@@ -109,7 +109,7 @@ def test_partitions_come_and_go_and_nothing_is_lost_or_written_twice(effort: int
                 world.consumer(service, second, max_open=12) as two,
             ):
                 while not log.is_settled:
-                    # like aiokafka: each rebalance takes all partitions away and gives them anew
+                    # Like aiokafka: each rebalance takes all partitions away and gives them anew.
                     for member in (first, second):
                         await member.held.taken_away([p for p, owner in log.owners.items() if owner is member], 5)
                     share = {partition: world.rng.choice((first, second)) for partition in range(3)}
@@ -395,7 +395,7 @@ def test_partitions_without_messages_leave_their_room_and_a_consumer_has_no_dead
         log = log_of(Random(7), 4, 40)
         world = World(log)
         async with (
-            # this timeout is for other callers; the consumer does not use it
+            # This timeout is for other callers; the consumer does not use it.
             engine.deploy(world.handle, timeout_seconds=0.5) as service,
             world.consumer(service, member := Member(log), max_open=1),
         ):

@@ -83,7 +83,7 @@ async def test_a_side_effect_of_python_happens_with_the_trace_and_not_with_the_c
         seen.append(x)
         return x + 1
 
-    # side effects in a traced function run once: documented, not detected
+    # Side effects in a traced function run once: documented, not detected.
     async with engine.deploy(ps.graph(counted)) as service:
         assert [float(await service(np.float32(n))) for n in range(3)] == [1, 2, 3]
     assert len(seen) == 1

@@ -223,7 +223,7 @@ async def test_the_last_lease_waits_off_the_loop_and_fails_who_waits() -> None:
     assert not closing.done()  # even a cancelled close() waits for the compilation before it closes the thread
     cache.thread.acquire()
     compiled_meanwhile = SimpleQueue[Any]()
-    # the thread starts again, while the compilation before still runs
+    # The thread starts again, while the compilation before still runs.
     cache.compile(program(lambda x: x), (X,), compiled_meanwhile.put)
     held.go_on.set()
     with pytest.raises(asyncio.CancelledError):

@@ -209,7 +209,7 @@ async def test_an_error_that_is_read_is_that_of_the_step() -> None:
 
     device, given = devices.actor("cpu"), np.eye(512, dtype=np.float32)
     failing = device.bind(fails, ready=False)
-    # otherwise the products would end while the function is compiled
+    # Otherwise the products would end while the function is compiled.
     await failing.warmup((jax.ShapeDtypeStruct(given.shape, given.dtype),))
     slow = await device.run(many_products, given, ready=False)
     bad = await failing(slow)

@@ -544,6 +544,6 @@ async def test_the_state_of_a_fold_stays_on_the_device() -> None:
     result = await engine.run(summed(10))
     assert isinstance(result, jax.Array)
     assert float(result) == 8 * sum(range(10))
-    # one program for the first state, a NumPy array, and one for later states
+    # One program for the first state, a NumPy array, and one for later states.
     assert add.compile_statistics().programs <= 2
     assert add.compile_statistics().transfers == 0

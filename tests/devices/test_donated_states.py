@@ -511,7 +511,7 @@ def random_body(seed: int, *, donate: bool) -> Any:
     return body
 
 
-# buffers that a node makes from others, and that no other step reads
+# Buffers that a node makes from others, and that no other step reads.
 @pytest.mark.filterwarnings("ignore:Some donated buffers")
 @pytest.mark.parametrize("kind", LOOPS)
 async def test_random_loops_give_the_same_bits(kind: str, effort: int) -> None:

@@ -236,7 +236,7 @@ async def test_what_has_not_begun_is_taken_back_at_once_and_nothing_is_donated(h
     device = devices.actor("cpu")
     first = asyncio.ensure_future(held.run())
     await held.gate.entered()
-    # more than the device holds, so that some calls wait on the loop
+    # More than the device holds, so that some calls wait on the loop.
     states = [jnp.full(4, number) for number in range(40)]
     waiting = [asyncio.ensure_future(device.run(jnp.negative, state, donate_argnums=(0,))) for state in states]
     await turns(5)

@@ -57,7 +57,7 @@ def test_a_batch_begins_when_it_is_due_although_another_node_waits_for_another_d
         one_full.submit(call(size_bytes=1))
         for _ in range(2):
             one_other.submit(call())
-        shared[0].submit(call())  # waits: one device is next, but has no room for more bytes
+        shared[0].submit(call())  # not taken at once: the next device has no room for more bytes
         single.submit(call())
         await asyncio.sleep(2)
         assert single in started

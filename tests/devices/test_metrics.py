@@ -83,7 +83,7 @@ async def test_compilations_hits_and_busy_time_stay_when_the_device_is_given_bac
 
     singles = ps.graph(single)
 
-    # hits that the same test counted on another event loop
+    # Hits that the same test counted on another event loop.
     hits_before = collected.total(names.METRIC_COMPILE_CACHE_HITS, node="single")
     busy: list[float] = []
     for _ in range(2):

@@ -26,7 +26,7 @@ async def test_calls_of_a_node_run_on_all_its_devices_at_once() -> None:
     async with engine.deploy(ps.graph(node), max_in_flight=16) as service, asyncio.TaskGroup() as tasks:
         calls = [tasks.create_task(service(np.full(2, number, np.float32))) for number in range(8)]
         await gate.entered(4)
-        # the other items wait for the first free replica
+        # The other items wait for the first free replica.
         assert sorted(value[0] for value in gate.values) == [0, 1, 2, 3]
         gate.open()
     results = [call.result() for call in calls]

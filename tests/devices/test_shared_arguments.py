@@ -65,7 +65,7 @@ async def test_a_constant_of_the_graph_is_passed_once(table: Any) -> None:
         return node(table, index)
 
     assert as_lists(await asyncio.gather(*[engine.run(look_up(index)) for index in IDS])) == expected(TABLE)
-    # the stacked elements are ids and scales
+    # The stacked elements are ids and scales.
     assert (node.batch_statistics().batches, stacked_elements(node)) == (1, 2 * len(IDS))
 
 

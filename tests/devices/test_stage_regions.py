@@ -320,7 +320,7 @@ async def test_a_saved_call_goes_on_with_its_stages_fused_or_apart(tmp_path: Pat
     with structlog.testing.capture_logs() as logs:
         whole, _, counts = await outcome_of(call, fuse=False)
     skipped = skipped_in(logs)
-    # numbers count the items that reach the failing stage
+    # Numbers count the items that reach the failing stage.
     assert skipped == ({3, 4, 29, 33} if on_error == "skip" else set())
     assert joined(feed) == ["unchanged → half_more → below_nine → below_six"]
     got: dict[int, Any] = {}

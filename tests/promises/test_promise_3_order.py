@@ -130,7 +130,7 @@ class Books:
 
         async def handle(key: int, number: int) -> int:
             running = self.running.setdefault(key, [])
-            # no assert here: it would become the outcome of the call
+            # No assert here: it would become the outcome of the call.
             if set(running) - {number} or self.last.get(key, 0) > number:
                 self.wrong.append(f"{number} of key {key} has begun beside {running}, behind {self.last[key]}")
             self.last[key] = number

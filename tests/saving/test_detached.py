@@ -306,7 +306,7 @@ def test_a_call_that_a_handler_begins_has_not_the_deadline_of_its_item() -> None
                 async def beside() -> None:
                     begin(service, job)
 
-                # the end of the handler does not end the call, but a deadline would
+                # The end of the handler does not end the call, but a deadline would.
                 await asyncio.create_task(beside())
                 return x
 

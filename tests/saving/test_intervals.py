@@ -165,7 +165,7 @@ async def test_a_fold_counts_what_it_has_folded(tmp_path: Path) -> None:
         await engine.run(folded(fails), checkpoint=checkpoint)
     first, *later = [one.record for one in checkpoint.stored()]
     assert first == 20
-    # at a barrier behind the multiple, if a snapshot was being written at the multiple
+    # At a barrier behind the multiple, if a snapshot was being written at the multiple.
     assert {*later} <= {*range(40, 76, 5)}
     assert await engine.run(folded(added), checkpoint=checkpoint) == SOURCE.sum()
 

@@ -111,7 +111,7 @@ async def test_keys_are_listed_with_their_states_questions_times_and_sizes(job: 
         "done": "finished", "down": "failed", "asking": "asking", "running": "running", "stopped": "stopped",
     }  # fmt: skip
     assert list(runs) == sorted(runs, key=lambda key: runs[key].changed_at, reverse=True)
-    # a running call keeps changing
+    # A running call keeps changing.
     assert [key for key in runs if key != "running"] == ["stopped", "asking", "down", "done"]
     assert {run.graph for run in runs.values()} == {"answered"}
     assert [runs[key].step for key in ("done", "down", "asking", "running", "stopped")] == [TURNS, 2, 3, 1, 1]

@@ -1,4 +1,4 @@
-"""An application that sends streams by `penstock.asgi`, and reports the resources that it holds; run by two servers."""
+"""Sends streams by `penstock.asgi`, and reports the resources that it holds; run by uvicorn and hypercorn."""
 
 import asyncio
 import gc

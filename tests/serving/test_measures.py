@@ -45,7 +45,7 @@ async def test_a_chat_through_two_services_is_one_tree(tracing: Tracing) -> None
         assert names[-1] == "chat front"
         assert len(names) > 1  # the run of the gateway is between the two spans
     assert len(tracing.named("chat thinker")) == 2
-    # by default, spans have no message content
+    # By default, spans have no message content.
     assert "a secret" not in "".join(str(span.attributes) for span in spans.values())
 
 

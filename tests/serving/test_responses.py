@@ -200,7 +200,7 @@ async def test_a_server_of_chats_answers_responses() -> None:
 async def test_embeddings_in_both_forms_and_of_a_server() -> None:
     app = serving.openai({"length": length, "thinker": thinker})
     async with served(app) as url, client(url) as ask, httpx.AsyncClient(base_url=url) as http:
-        # by default, the client asks for base64
+        # By default, the client asks for base64.
         found = await ask.embeddings.create(model="length", input=["a", "bcd"])
         assert [one.embedding for one in found.data] == [[1.0, 0.5], [3.0, 0.5]]
         raw = (await http.post("/v1/embeddings", json={"model": "length", "input": "ab"})).json()
