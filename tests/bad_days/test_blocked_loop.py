@@ -16,7 +16,7 @@ from tests.kit import paused, same
 async def test_a_body_that_holds_the_loop_is_reported_once(way: str) -> None:
     @ps.node
     def slow(x: int) -> int:
-        time.sleep(0.06)  # the threshold is 0.05
+        time.sleep(0.06)  # the threshold is 0.05 seconds
         return x
 
     @ps.graph

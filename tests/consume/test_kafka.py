@@ -142,7 +142,7 @@ class World:
         return len(self.written) >= count
 
     def check(self, *, may_repeat: bool) -> None:
-        """Check that no message is lost or wrongly a dead letter, that keys are in order, and that repeats may be."""
+        """Check that no message is lost or wrongly a dead letter, keys are in order, and only allowed repeats occur."""
         identities = [identity for identity, _, _ in self.written]
         assert len(set(identities)) + len(set(self.letters)) == self.messages
         assert may_repeat or len(identities) == len(set(identities))
