@@ -220,7 +220,7 @@ async def test_the_last_lease_waits_off_the_loop_and_fails_who_waits() -> None:
     closing.cancel()
     for _ in range(5):
         await asyncio.sleep(0)
-    assert not closing.done()  # even a cancelled close() waits for the compilation before it closes the thread
+    assert not closing.done()  # even a cancelled release() waits for the compilation, then closes the thread
     cache.thread.acquire()
     compiled_meanwhile = SimpleQueue[Any]()
     # The thread starts again, while the compilation before still runs.

@@ -36,7 +36,7 @@ class InFlight:
         monkeypatch.setattr(dispatch, "are_ready", lambda arrays: False)  # pyright: ignore[reportUnknownLambdaType]
 
     def note(self, args: Any) -> None:
-        """Notes that the device has the arguments, which is before the call of a program returns."""
+        """Notes that the device has the arguments; called when the call of a program has returned."""
         self.loop.call_soon_threadsafe(self.transferred.put_nowait, float(np.ravel(args[0])[0]))
 
 

@@ -243,7 +243,7 @@ async def shuffled(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[A
 async def test_barriers_share_copies_and_their_bytes_are_bounded(
     tmp_path: Path, mega_bytes: int, is_logged: bool
 ) -> None:
-    """80 barriers are on their way, each with a shuffle of 8 MB: together they hold less than 25 shuffles."""
+    """80 barriers are on their way, each with a shuffle of 8 MB: together they hold less than 25 MB."""
     checkpoint = ps.Checkpoint(tmp_path, every_values=4, keep=1, max_bytes=mega_bytes * 2**20)
     with capture_logs() as logged:
         async with engine.stream(shuffled(ordered(Pictures())), checkpoint=checkpoint) as stream:
