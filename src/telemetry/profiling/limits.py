@@ -14,16 +14,16 @@ from ..text import printable
 from .records import Bound
 from .sums import Evidence, Group, Holder, Name, NodeSum, ReaderSum, Sums, TimeBreakdown, WindowSum
 
-# In this order: places of a node; a pool of threads or processes; `max_in_flight`; finished items that wait for an
-# earlier one in the order of a stream; the inbox after a node; the event loop; the GIL; a device, as it computes,
-# compiles or copies; the reader of a stream; its source; the longest path of calls that come one by one; the callers;
-# and nothing, if nothing ran.
+# In this order: places of a node; a pool of threads or processes; `max_in_flight`; the order of a stream, in which
+# finished items wait for an earlier item; the inbox after a node; the event loop; the GIL; a device, as it computes,
+# compiles or copies; the reader of a stream; its source; the longest path of calls that come one after the other; the
+# callers; and nothing, if nothing ran.
 Kind: TypeAlias = Literal[
     "places", "pool", "in_flight", "order", "inbox", "loop", "gil", "device", "compilation", "transfer", "reader",
     "source", "path", "callers", "nothing",
 ]  # fmt: skip
 
-# A place that is free for half of the time limits nothing: an inbox before it was full because of a burst.
+# Places that are free for half of the time limit nothing: if the inbox before them was full, a burst filled it.
 LEAST_USED: Final = 0.5
 
 
@@ -35,11 +35,11 @@ class Verdict(Rendered):
         node: the name of the node that limits, as drawn; None if no node does.
         reason: the reason, in words: what the counters show.
         remedy: what to do about it.
-        graph: the name of its graph; None if no node limits.
-        limit: the kind of thing that there is too little of.
+        graph: the name of the graph of that node; None if no node limits.
+        limit: the kind of resource that limits.
         headroom: how many times as fast everything would be if that node, or else the reader, took no time; None if
             unknown.
-        spent: what the node spends its time on, in words, if it uses threads or waits for its turn; and its figures.
+        spent: how the node spends its busy time, in words, if it uses threads or waits for its turn; and its figures.
             Otherwise empty.
         factor: how many times as fast everything would be with the first option of the remedy; None if unknown.
     """
@@ -64,7 +64,7 @@ class Verdict(Rendered):
 
     @property
     def name(self) -> str:
-        """The node that limits, behind the body of control flow that it stands in; empty if no node limits."""
+        """The name of the node that limits, after the body of control flow that it is in; empty if no node limits."""
         return "" if self.node is None else name_of(self.graph or "", self.node)
 
     @property
@@ -84,14 +84,14 @@ MOST_HEADROOM: Final = 100.0
 
 
 class Option(NamedTuple):
-    """What to type, and where.
+    """An option to type, and where to type it.
 
     Args:
         text: the option, with {} for its value.
         now: its value now; 0 for an option without a number.
-        changes: what becomes more with it: a group of places, by its key; the items in flight of a stream, by its name;
+        changes: what the option raises: a group of places, by its key; the items in flight of a stream, by its name;
             or None, for a node that becomes faster.
-        at: of what it is an option, such as 'parse (job.py:31)'.
+        at: the node or call that has the option, such as 'parse (job.py:31)'.
     """
 
     text: str
@@ -101,15 +101,15 @@ class Option(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """A bounded thing that could limit.
+    """A bounded resource that could limit.
 
     Args:
-        used: how much of it was used, from 0 to 1.
+        used: how much of the resource was used, from 0 to 1.
         precedence: which limit to prefer of several that were used equally.
-        verdict: the verdict that names it; with options, its remedy is what helps besides these.
-        options: what helps; several of them only together.
-        most: how many times as fast the node becomes at most by these options, for a reason that no limit knows.
-        at_once: how many times as fast it becomes by the step from one value of the options to any other.
+        verdict: the verdict that names the resource; if there are options, its remedy says what else helps.
+        options: the options that help; if there are several, they help only together.
+        most: how many times as fast the options make the node at most, for a reason that no other limit shows.
+        at_once: how many times as fast the node becomes by the first change of the options, whatever their new value.
     """
 
     used: float
@@ -121,7 +121,7 @@ class Limit(NamedTuple):
 
 
 def _short(at: str) -> str:
-    """Return a "file:line", with the path from the working directory if the file is below."""
+    """Return a "file:line", with a path relative to the working directory if the file is below that."""
     return at and at.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
@@ -155,7 +155,7 @@ def devices(evidence: Evidence) -> Iterator[Limit]:
         node = evidence.sums.nodes[name]
         kind, share = _most(node)
         used = min(seconds / evidence.elapsed_seconds, 1.0)
-        if kind == "compilation":  # rather than its places, which are taken meanwhile
+        if kind == "compilation":  # while it compiles, its places are taken, too: name the compilation, not the places
             used = max(used, _shares(evidence.sums, name)[0])
         reason, remedy = _REASONS[kind].format(share=share, used=used), _REMEDIES[kind]
         again = [causes for program, causes in evidence.compiled_again if program == name[1]]
@@ -169,14 +169,14 @@ def devices(evidence: Evidence) -> Iterator[Limit]:
 
 
 def _most(node: NodeSum) -> tuple[Kind, float]:
-    """Return what the items of a node wait for most on their device, and its share of their time there."""
+    """Return the kind of work that takes most of the items' time on their device, and its share of this time."""
     compiles, transfers, computes = node.timed.outside[:3]
     seconds: dict[Kind, float] = {"device": computes, "compilation": compiles, "transfer": transfers}
     kind = max(seconds, key=seconds.__getitem__)
     return kind, seconds[kind] / (sum(seconds.values()) or 1.0)
 
 
-# How many items must have waited for room, on average. With fewer, the inbox was full only now and then.
+# At least so many items must have waited for room, on average. With fewer, the inbox was full only now and then.
 _LEAST_WAITING: Final = 0.5
 
 
@@ -186,7 +186,7 @@ class FullInbox(NamedTuple):
     Args:
         node: the counters of the node.
         waiting: how many items waited for room, on average.
-        busy_share: the share of the time for which its places were busy, from 0 to 1; None if that is not measured.
+        busy_share: the share of the time for which the node's places were busy, from 0 to 1; None if not measured.
     """
 
     node: ActorStatistics
@@ -223,7 +223,8 @@ _MORE_IN_LOOP: Final = "have its loop work on more items at a time, or make it f
 def untimed(evidence: Evidence) -> Iterator[Limit]:
     """Yield the nodes with full inboxes whose busy time is not measured, such as readers of streams.
 
-    A node that owns its loop takes what it has room for out of its inbox: if items wait there, it has none.
+    An actor that owns its loop takes as many items out of its inbox as it has room for. If items wait in the inbox, the
+    actor has no room.
     """
     nodes = evidence.sums.nodes.values()
     for node, waiting, share in full_inboxes((node.counters, node.open_seconds) for node in nodes):
@@ -238,9 +239,9 @@ def untimed(evidence: Evidence) -> Iterator[Limit]:
 
 
 def without_workers(evidence: Evidence) -> Iterator[Limit]:
-    """Yield the process nodes that items wait for while their places are free: the workers start, or do other work.
+    """Yield nodes in processes for which items wait although places are free: workers start, or do other work.
 
-    The time of a process node counts from when a worker has begun the item.
+    The busy time of such a node counts from when a worker has begun the item.
     """
     groups, started = evidence.sums.groups, evidence.starting_seconds / evidence.elapsed_seconds
     for (graph, name), node in evidence.sums.nodes.items():
@@ -261,9 +262,9 @@ def without_workers(evidence: Evidence) -> Iterator[Limit]:
 _KEPT_WORKERS: Final = "keep one Engine or deployment, so that workers start once, and let less import at their start"
 
 
-# For how much of the time a node must be free. The inbox of a busy node is full as a rule.
+# The share of the time for which a node must be free, as the inbox of a busy node is full anyway.
 _LEAST_FREE: Final = 0.1
-# For how much of the time a node must be blocked by a full inbox after it, to count as held up.
+# The share of the time for which a full inbox must block the node before, so that this node counts as held up.
 _LEAST_BLOCKED: Final = 0.1
 
 
@@ -280,7 +281,7 @@ def inboxes(evidence: Evidence) -> Iterator[Limit]:
         waits = {each: sums.nodes[each].counters.inbox.put_wait_seconds for each in following if each in sums.nodes}
         behind = max(waits, key=waits.__getitem__, default=None)
         found = None if behind is None else sums.nodes[behind]
-        # Items that wait for worker processes are in the inbox: no larger one has them begin sooner.
+        # Items that wait for worker processes wait in the inbox: with a larger inbox they begin no sooner.
         if found is None or behind is None or found.step.pool == "processes":
             continue
         if sum(_shares(sums, behind)) <= 1 - _LEAST_FREE:
@@ -289,9 +290,10 @@ def inboxes(evidence: Evidence) -> Iterator[Limit]:
 
 
 def _shares(sums: Sums, name: Name) -> tuple[float, float]:
-    """Return the shares of the time for which the places of a node were busy, and for which they held finished items.
+    """Return for which share of the time a node's places were busy, and for which share they held finished items.
 
-    A place that call sites share (`concurrency=`, a stateful node) is given back before an item waits for room.
+    The second share is 0 for places that call sites share (`concurrency=`, a stateful node): an item gives such a place
+    back before it waits for room.
     """
     node = sums.nodes[name]
     groups = sums.own_places(node)
@@ -312,7 +314,7 @@ def _verdict_of_inbox(sums: Sums, before: Name, name: Name, blocked: float) -> V
     return Verdict(name[1], reason, "", name[0], "inbox")
 
 
-# The loop limits if its thread uses nearly all of a core: it takes part in all work, so less is normal.
+# The loop limits only if its thread uses nearly all of a core: all work passes through the loop, so less is normal.
 _LEAST_CPU: Final = 0.9
 
 
@@ -323,12 +325,12 @@ def _off_loop(evidence: Evidence, found: Limit, held_seconds: float) -> Limit:
     where, places = ("process", _cores()) if computed >= held_seconds / 2 else ("thread", _THREADS)
     option = Option(f'runs_on="{where}"', at=of_node(node) + ("" if node.step.holds_loop else ", as a plain `def`"))
     most = places / held_seconds if held_seconds else inf
-    if where == "thread" and computed:  # what computes in threads and on the loop has one GIL
+    if where == "thread" and computed:  # threads and the loop share one GIL
         most = min(most, 1 / computed)
     return _remedied(found, "", (option,), most * evidence.elapsed_seconds)
 
 
-# The threads of an Engine, where no option says otherwise.
+# The default number of threads of an Engine.
 _THREADS: Final = 32
 
 
@@ -372,9 +374,10 @@ def loop(evidence: Evidence) -> Iterator[Limit]:
 
 
 def holding(evidence: Evidence) -> Name | None:
-    """Return the async node that holds the event loop, because it computes or blocks; None if none does.
+    """Return the `async def` node that holds the event loop, because it computes or blocks; None if no node does.
 
-    A node that awaits has several items at a time, or takes little of the time, and other nodes run meanwhile.
+    A node that really waits shows it: it has several items at a time, or takes little of the time, or other nodes run
+    during its executions.
     """
     elapsed, seconds = evidence.elapsed_seconds, _taken_seconds(evidence)
     if not is_held(evidence) or sum(evidence.held_seconds.values()) >= seconds / 2:
@@ -395,7 +398,7 @@ def is_held(evidence: Evidence) -> bool:
 
 
 def _taken_seconds(evidence: Evidence) -> float:
-    """Return how long the loop computed, if it did nearly all of the time, or else how long it was held."""
+    """Return for how long the loop computed, if it computed nearly all of the time; otherwise how long it was held."""
     cpu_seconds = evidence.loop_cpu_seconds or 0.0
     computed = cpu_seconds if cpu_seconds >= _LEAST_CPU * evidence.elapsed_seconds else 0.0
     return max(computed, evidence.loop_late_share * evidence.elapsed_seconds)
@@ -411,7 +414,7 @@ _BESIDE: Final = "or move it to code that computes without the GIL"
 
 
 def gil(evidence: Evidence) -> Iterator[Limit]:
-    """Yield the GIL, if it is a node in threads that has it most of the time."""
+    """Yield the GIL, if a node in threads holds it for most of the time."""
     name = _holder(evidence)
     if name is not None:
         used = min(sum(evidence.gil.held.values()), 1.0)
@@ -420,14 +423,14 @@ def gil(evidence: Evidence) -> Iterator[Limit]:
 
 
 def _beside(evidence: Evidence, holder: Name, found: Limit) -> Limit:
-    """Return a limit with worker processes as the remedy; for its only place, how much they bring is unknown."""
+    """Return a limit with worker processes as the remedy; for a node with one place, their gain is unknown."""
     node = evidence.sums.nodes[holder]
     places = min([_cores(), *[group.limit for group in evidence.sums.own_places(node)]])
     return found._replace(options=(Option('runs_on="process"', at=of_node(node)),), most=places if places > 1 else 0.0)
 
 
 def _holder(evidence: Evidence) -> Name | None:
-    """Return the node in threads that has the GIL for longer than anything else; None if none has."""
+    """Return the node in threads that holds the GIL longer than any other holder; None if no node does."""
     held = evidence.gil.held
     holder = max(held, key=held.__getitem__, default=None)
     node = evidence.sums.nodes.get(holder) if isinstance(holder, tuple) else None
@@ -439,7 +442,7 @@ def _holds(evidence: Evidence, holder: Name) -> str:
 
 
 def explained(found: Limit, evidence: Evidence) -> Limit:
-    """Return a limit that also says what its node spends its time on, or names the holder of the GIL."""
+    """Return a limit that also says how its node spends its busy time, or that names the holder of the GIL."""
     verdict = found.verdict
     name = (verdict.graph or "", verdict.node or "")
     node = evidence.sums.nodes.get(name)
@@ -462,7 +465,7 @@ def explained(found: Limit, evidence: Evidence) -> Limit:
 
 
 def _in_words(node: NodeSum, spent: TimeBreakdown, evidence: Evidence) -> str:
-    """Return what a node spends its time on, in words; empty if nothing is worth mentioning."""
+    """Return a text about how a node spends its busy time; empty if no share is worth mentioning."""
     owner = max(evidence.gil.held, key=evidence.gil.held.__getitem__, default=None)
     seconds = {
         "computing on its device": node.timed.outside.compute_seconds,
@@ -477,12 +480,12 @@ def _in_words(node: NodeSum, spent: TimeBreakdown, evidence: Evidence) -> str:
     beside = {"got a second attempt": now.hedged, "went on with the failover": now.failed_over}
     ended = now.completed + now.failed
     told = [f"{count / ended:.0%} of its items {what}" for what, count in beside.items() if count]
-    figures = node.step.counters.figures  # levels, of which the last ones count
+    figures = node.step.counters.figures  # levels: the newest values, and not a difference of two snapshots
     columns = figure_columns([figures])
     if columns:
         cells = figure_cells(figures, columns)
         told.append(f"it tells {', '.join(map(' '.join, zip(columns, cells, strict=True)))}")
-    # A node that gathers items is busy with all that wait for their turn, and its device for a part of that.
+    # A node that gathers items counts as busy while they wait for their turn; its device is busy for a part of it.
     whose = "of the time in it, an item" if node.step.gathers else "of that it"
     return "; ".join([*([f"{whose} spends {', '.join(parts)}"] if parts else []), *told])
 
@@ -520,11 +523,11 @@ _MORE: Final[dict[Bound, tuple[str, str]]] = {
 
 
 def places(evidence: Evidence) -> Iterator[Limit]:
-    """Yield the places of the node that uses most of its own, and the pool that is used most: no others can limit."""
+    """Yield the node's own places that are used most, and the pool that is used most: no other places can limit."""
     most: dict[bool, tuple[float, Hashable, Group]] = {}
     for key, group in evidence.sums.groups.items():
         least = most[group.is_pool][0] if group.is_pool in most else 0.0
-        # Without its rounding first: there are many groups, and this is asked for each change that is tried.
+        # Compare without rounding first, for speed: there are many groups, and each change that is tried comes here.
         if sum(group.busy.values()) > least * group.place_seconds and (used := round(group.utilisation, 2)) > least:
             most[group.is_pool] = used, key, group
     for _, key, group in sorted(most.values(), key=lambda each: each[2].is_pool):
@@ -550,7 +553,7 @@ def _limit_of_places(evidence: Evidence, key: Hashable, group: Group) -> Limit:
         return _off_loop(evidence, found, group.busy[name])
     if group.bound == "call":
         return _remedied(found, "make it faster, or have more calls at a time")
-    if group.bound == "map_each" and not group.at:  # its places are those of several limits, multiplied
+    if group.bound == "map_each" and not group.at:  # several limits multiplied, so there is no one place to name
         return _remedied(found, "raise map_each(concurrency=)")
     return _with_more(evidence, found, node, key, group)
 
@@ -567,7 +570,7 @@ def _with_more(evidence: Evidence, found: Limit, node: NodeSum, key: Hashable, g
     if bound == "processes" and group.limit >= _cores():
         return _remedied(found, f"{text.removeprefix('or ')}, or more cores")
     most = inf
-    if bound in ("threads", "processes"):  # no more can compute at a time than there are cores
+    if bound in ("threads", "processes"):  # at most one of them computes on each core
         computed = sum(each.timed.outside.cpu_seconds for each in evidence.sums.nodes.values())
         most = _cores() / (group.limit if bound == "processes" else computed / evidence.elapsed_seconds or 0.1)
     elif node.step.pool == "threads":
@@ -582,10 +585,10 @@ def _remedied(found: Limit, text: str, options: tuple[Option, ...] = (), most: f
 
 
 def _more_at_a_time(found: Limit, node: NodeSum, more: Option) -> Limit:
-    """Return a limit with the remedy for a node that may hold items until their turn, where more places are not all.
+    """Return a limit with the remedy for a node that gathers items, for which more places alone may not be enough.
 
-    Larger batches, or more of them, need places for their items; and more places need batches to go into. A batch is
-    taken to last as long however many items it has.
+    Larger or more batches need places for their items, and more places need batches for their items. A batch is taken
+    to last as long however many items it has.
     """
     step, places = node.step, more.now
     if step.holds is None and step.owns_loop and node.occupancy >= LEAST_USED:
@@ -594,14 +597,14 @@ def _more_at_a_time(found: Limit, node: NodeSum, more: Option) -> Limit:
         return _remedied(found, "or have it take many items at once (batch=)" if step.gathers else "", (more,))
     larger = Option("batch=ps.Batch({})", step.batch_size, at=of_node(node))
     more, text = more._replace(changes=None), "or a larger concurrency= (batches at a time)"
-    # A batch is full if there are places for those of the next one, too.
+    # Batches are full if there are places for the items of the next batch, too.
     if places >= 4 * step.holds:
         return _remedied(found, text, (larger,), places / (2 * step.holds))
     if places >= step.holds:
         together = _remedied(found, text, (more._replace(now=2 * step.holds), larger))
         if places > step.holds:
             return together
-        # Now its items wait for others that come late.
+        # There are places for one batch only, so its items wait for the last items of the batch, which come late.
         least = min(node.timed.durations.quantile(0.0) or inf, node.mean_seconds)
         return together._replace(most=2.0, at_once=node.mean_seconds / least if least else 1.0)
     waited = min(step.batch_wait_seconds / (node.mean_seconds or 1.0), 1 - 1 / MOST_HEADROOM)
@@ -614,7 +617,7 @@ def _more_at_a_time(found: Limit, node: NodeSum, more: Option) -> Limit:
 
 
 def _starved(sums: Sums, node: NodeSum) -> str:
-    """Return a text about the batches behind a node that it can never fill in their time; otherwise an empty text."""
+    """Return a text about a batch after this node that it cannot fill within the batch's wait; or an empty text."""
     places = min((group.limit for group in sums.own_places(node)), default=0)
     for reader in map(sums.nodes.get, [(node.name[0], consumer) for consumer in node.step.consumers]):
         if reader is None or not reader.step.batch_wait_seconds or not node.mean_seconds:
@@ -630,13 +633,13 @@ def _starved(sums: Sums, node: NodeSum) -> str:
 
 
 def waiting(node: NodeSum) -> str:
-    """Return a text about the inbox of a node, if it shows that the node limits; otherwise an empty text."""
+    """Return a text about the inbox of a node, if the inbox shows that the node limits; otherwise an empty text."""
     if node.inbox_full_share >= LEAST_USED:
         return f", and its inbox is full for {node.inbox_full_share:.0%} of it"
     return f", and items wait in its inbox for {node.occupancy:.0%} of it" if node.occupancy >= LEAST_USED else ""
 
 
-# If items are always ready for the reader of a stream, no node before it can limit: the reader itself does.
+# If items are always ready for the reader of a stream, no node before the reader can limit: the reader limits.
 _NEVER_WAITS: Final = 0.9
 SOONER: Final = "have the source give items sooner: read ahead, or in several tasks"
 _LESS: Final = "do less for each item outside of the graph, or make a node of it"
@@ -666,9 +669,10 @@ def _source(reader: ReaderSum, window: WindowSum) -> Limit:
 
 
 def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iterator[Limit]:
-    """Yield the window of a stream. By Little's law, it uses items a second, times the time of an item without queues.
+    """Yield the window of a stream, the items that may be in flight.
 
-    That time includes the wait of a finished item for its turn, because an item before it takes longer.
+    By Little's law, the used part of the window is the items a second, times the time of an item without its waits in
+    queues. This time includes the wait of a finished item for its turn, because an item before it takes longer.
     """
     path = evidence.sums.critical_paths.get(reader.name)
     if path is None or not path.seconds:
@@ -706,7 +710,7 @@ def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iter
 
 
 def limits(evidence: Evidence) -> Iterator[Limit]:
-    """Yield all limits: each can be used for at most all of the time."""
+    """Yield all limits, each with the share of the time for which it was used."""
     yield from untimed(evidence)
     yield from without_workers(evidence)
     yield from places(evidence)
@@ -717,5 +721,5 @@ def limits(evidence: Evidence) -> Iterator[Limit]:
 
 
 def obstacles(evidence: Evidence) -> Iterator[Limit]:
-    """Yield what keeps nodes from working although no limit is used up."""
+    """Yield the inboxes that keep nodes from working although no limit is used up."""
     yield from inboxes(evidence)

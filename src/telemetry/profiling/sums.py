@@ -21,10 +21,10 @@ EVENT_LOOP: Final = "the event loop"
 
 @dataclass(frozen=True)
 class GilUse:
-    """The use of the GIL, as a thread measures it that asks for the GIL now and then.
+    """The use of the GIL, measured by a thread that asks for the GIL now and then.
 
     Attributes:
-        held: for each holder, the share of the time for which other threads had to wait for it.
+        held: for each holder, the share of the time for which other threads had to wait because it had the GIL.
         wait_seconds: how long a thread that asks for the GIL waits, on average.
         loop_wait_seconds: how long the event loop waits, on average, because another thread has the GIL.
     """
@@ -35,7 +35,7 @@ class GilUse:
 
     @property
     def beside_loop(self) -> float:
-        """The share of the time for which a thread other than that of the event loop had the GIL."""
+        """The share of the time for which a thread had the GIL that does not run the event loop."""
         return sum(share for holder, share in self.held.items() if holder != EVENT_LOOP)
 
 
@@ -44,14 +44,14 @@ class NodeSum:
     """One node, over all scopes.
 
     Attributes:
-        step: the last of its snapshots, which says where it runs, and which nodes wait for it.
-        counters: the counts of the time of the profile.
-        timed: the counts that only profiles keep.
-        queue_seconds: for how long its inboxes were watched, over all of them.
-        open_seconds: for how long its scopes were open, over all of them.
-        held_seconds: for how long its places were taken, over all items; also by those that are still in it.
+        step: the last snapshot of the node, which says where it runs, and which nodes wait for it.
+        counters: the counters for the time of the profile.
+        timed: the counters that only profiles keep.
+        queue_seconds: for how long the node's inboxes were watched, summed over the inboxes.
+        open_seconds: for how long the node's scopes were open, summed over the scopes.
+        held_seconds: for how long items took the node's places, summed over items; items still in the node count, too.
         places: the keys of the groups whose places its items take.
-        scale: in a model, how many times as long its batches take for each item.
+        scale: in a model, the factor by which the times of its batches are multiplied.
     """
 
     step: StepSnapshot
@@ -65,24 +65,24 @@ class NodeSum:
 
     @property
     def name(self) -> Name:
-        """The names of its graph and of the node."""
+        """The name of the graph, and the name of the node."""
         return self.step.name
 
     @property
     def ended(self) -> int:
-        """How many items have left it."""
+        """How many items have left the node."""
         return self.counters.completed + self.counters.failed
 
     @property
     def busy_seconds(self) -> float | None:
-        """The time in its handler, over all items; None if it is not timed."""
+        """The time in the node's handler, summed over items; None if the node is not timed."""
         return self.counters.busy_seconds
 
     def batch_seconds(self, delay_seconds: float) -> float:
-        """Return how long its batches take at least, if all are full; 0 for a node without batches.
+        """Return how long the node's batches take at least, if all are full; 0 for a node without batches.
 
         Args:
-            delay_seconds: how long each of them has waited for the event loop, as an estimate.
+            delay_seconds: how long each batch has waited for the event loop, as an estimate.
         """
         if not self.step.holds:
             return 0.0
@@ -91,12 +91,12 @@ class NodeSum:
 
     @property
     def mean_seconds(self) -> float:
-        """The mean time of an item in its handler; 0 if there were no items, or if it is not timed."""
+        """The mean time of an item in the handler; 0 if there were no items, or if the node is not timed."""
         return (self.busy_seconds or 0.0) / max(1, self.ended)
 
     @property
     def spread_seconds(self) -> float:
-        """How much longer its slowest items take than half of them do."""
+        """How much longer than the median item the slowest items take, in seconds."""
         return (self.timed.durations.quantile(1.0) or 0.0) - (self.timed.durations.quantile(0.5) or 0.0)
 
     @property
@@ -110,9 +110,9 @@ class NodeSum:
         return self.timed.queue.full_seconds / self.queue_seconds if self.queue_seconds else 0.0
 
     def share_of_busy(self, seconds: float) -> float | None:
-        """Return the share of a time in its busy time, from 0 to 1; None if that is unknown or 0.
+        """Return the share of the node's busy time that some seconds are, from 0 to 1; None if it is unknown or 0.
 
-        The work of a device for a result that was handed on before it was ready counts as busy time as well.
+        If a node hands on a result before its device has computed it, the device's work counts as busy time as well.
         """
         total = max(self.busy_seconds or 0.0, self.timed.outside.device_seconds)
         return None if self.busy_seconds is None or not total else seconds / total
@@ -120,15 +120,15 @@ class NodeSum:
 
 @dataclass
 class Group:
-    """Capacity that some nodes share, over all scopes.
+    """Places that some nodes share, over all scopes.
 
     Attributes:
-        bound: the option or rule that sets the limit.
+        bound: the option or rule that sets the number of places.
         limit: how many places there are in one scope.
-        is_pool: whether they are the places of a pool, and not of the nodes themselves.
-        busy: for each of the nodes, how long its items took places.
+        is_pool: whether they are the places of a pool, and not the nodes' own places.
+        busy: for each of the nodes, for how long its items took places.
         place_seconds: the number of places, times the seconds for which they existed.
-        is_of_runs: whether each run of a `map_each` over lists has so many places.
+        is_of_runs: whether each run of a `map_each` over lists has `limit` places.
         at: "file:line" of the `map_each` that bounds them; empty for other places.
     """
 
@@ -139,11 +139,11 @@ class Group:
     place_seconds: float = 0.0
     is_of_runs: bool = False
     at: str = ""
-    began: float | None = None  # of places that outlive scopes: scopes that overlap do not have more of them
+    began: float | None = None  # for places that outlive scopes: overlapping scopes share them, so they count once
 
     @property
     def utilisation(self) -> float:
-        """The share of the places that was used, from 0 to 1."""
+        """The used share of the place-seconds, from 0 to 1."""
         return min(sum(self.busy.values()) / self.place_seconds, 1.0) if self.place_seconds else 0.0
 
 
@@ -153,7 +153,7 @@ class Sums:
     def __init__(self) -> None:
         self.nodes: dict[Name, NodeSum] = {}
         self.groups: dict[Hashable, Group] = {}
-        self._order: list[Name] = []  # of the nodes, those that wait for others first; empty if not known yet
+        self._order: list[Name] = []  # nodes that wait for other nodes come first; empty if not known yet
         self._paths: dict[str, CriticalPath] | None = None
 
     @property
@@ -165,7 +165,7 @@ class Sums:
         return self._paths
 
     def add(self, before: ScopeSnapshot, after: ScopeSnapshot) -> None:
-        """Add the work of a scope between two snapshots; nothing, if its nodes had no items meanwhile."""
+        """Add the work of a scope between two snapshots; if its nodes had no items between them, add nothing."""
         self._order, self._paths = [], None
         earlier_steps = {step.key: step for step in before.steps}
         began, ended = before.seconds, after.seconds
@@ -209,7 +209,7 @@ class Sums:
                     _add_time(group, places, began, ended, next(iter(was), None))
 
     def copy(self) -> "Sums":
-        """Return a copy, to which more can be added."""
+        """Return a copy, to which scopes can be added."""
         twin = Sums()
         twin.nodes = {name: changed(node, places=dict(node.places)) for name, node in self.nodes.items()}
         twin.groups = {key: changed(group, busy=dict(group.busy)) for key, group in self.groups.items()}
@@ -218,7 +218,7 @@ class Sums:
     def with_changes(
         self, nodes: Mapping[Name, NodeSum] | None = None, groups: Mapping[Hashable, Group] | None = None
     ) -> "Sums":
-        """Return the sums with others of some nodes and groups; nothing can be added to these."""
+        """Return sums in which some nodes and groups are replaced; no scopes can be added to the returned sums."""
         twin = Sums()
         twin.nodes = {**self.nodes, **nodes} if nodes else self.nodes
         twin.groups = {**self.groups, **groups} if groups else self.groups
@@ -226,18 +226,19 @@ class Sums:
         return twin
 
     def items(self, graph: str) -> int:
-        """Return how many items went through a graph: those that ended in the node that most of them reached."""
+        """Return how many items went through a graph: the most items that ended in any of its nodes."""
         return max((node.ended for name, node in self.nodes.items() if name[0] == graph), default=0)
 
     def busy_share(self, node: NodeSum) -> float | None:
-        """Return the share of the time for which a node's own places were busy; None if it is not timed."""
+        """Return the share of the time for which a node's own places were busy; None if the node is not timed."""
         place_seconds = sum(group.place_seconds for group in self.own_places(node)) or node.open_seconds
         return None if node.busy_seconds is None or not place_seconds else node.held_seconds / place_seconds
 
     def on_devices(self) -> set[Name]:
-        """Return the nodes whose items devices work on.
+        """Return the nodes whose busy time counts as work of a device.
 
-        An actor that calls functions on a device does other work as well, but not while one is compiled.
+        An actor that calls functions on a device does other work as well, except while such a function is compiled. So
+        it counts only if compilations take most of its time.
         """
         return {
             name
@@ -247,7 +248,7 @@ class Sums:
         }
 
     def own_places(self, node: NodeSum) -> list[Group]:
-        """Return the groups of places that are a node's own, not those of a pool."""
+        """Return the groups of a node's own places, without groups of a pool."""
         return [group for group in map(self.groups.__getitem__, node.places) if not group.is_pool]
 
 
@@ -258,17 +259,18 @@ def _ended(step: StepSnapshot | None) -> int:
 def _held_seconds(
     done: ActorStatistics, step: StepSnapshot, earlier: StepSnapshot | None, seconds: float, sharers: int
 ) -> float:
-    """Return for how long items took places of a node between two snapshots, over all items.
+    """Return for how long items took places of a node between two snapshots, summed over items.
 
-    The time of an item is counted when the item leaves; an item that leaves was in the node for the whole time at most.
-    Where items are still in the node, looks at the event loop tell more: these have seen how many there were. They have
-    not seen handlers that hold the loop. Without such looks, the places that were taken at both snapshots count.
+    The counters add the time of an item when the item leaves. An item that leaves counts for at most the time between
+    the snapshots. For items that are still in the node, the looks at the event loop have seen how many there were; they
+    have not seen handlers that hold the loop. Without such looks, the mean of the items in flight at the two snapshots
+    counts.
 
     Args:
-        done: what has been counted between the snapshots, and the items in flight at the later one.
+        done: the counts between the snapshots, and the items in flight at the later one.
         step: the later snapshot.
         earlier: the earlier snapshot; None if there is none.
-        seconds: the time between the two.
+        seconds: the time between the two snapshots.
         sharers: how many nodes share the places.
     """
     if done.busy_seconds is None:
@@ -287,12 +289,12 @@ def _held_seconds(
     return left if ended and done.busy_seconds <= left else (before + done.in_flight) / 2 * seconds / sharers
 
 
-# For which share of the time nodes must have been looked at.
+# The share of the time for which a node must have been looked at, for these looks to count.
 _LEAST_LOOKED: Final = 0.5
 
 
 def _comparable(before: StepSnapshot | None, now: StepSnapshot) -> StepSnapshot | None:
-    """Return the earlier one without the counters that were reset since, because the profiles before have ended."""
+    """Return the earlier snapshot without counters that were reset since then, because earlier profiles have ended."""
     if before is None or before.timed is None or now.timed is None or before.timed.begin == now.timed.begin:
         return before
     busy_seconds = None if now.timed.counts_busy else before.counters.busy_seconds
@@ -313,16 +315,17 @@ def _add_time(group: Group, places: Capacity, began: float, ended: float, was: C
 def _runs_at_a_time(now: Capacity, was: Capacity | None, elapsed_seconds: float) -> float:
     """Return how many runs of a `map_each` there were at a time, on average; at least one.
 
-    The time of a run is known when it ends. So it tells this only if none had begun before the first snapshot.
+    The time of a run is known when the run ends. So the times of runs tell the average only if no run had begun before
+    the first snapshot.
     """
     before, run_seconds = (was.runs or 0, was.run_seconds) if was is not None else (0, 0.0)
     average = (now.run_seconds - run_seconds) / elapsed_seconds if elapsed_seconds and not before else 0.0
     return max(1.0, before, now.runs or 0, average)
 
 
-# The critical path of a graph is the chain of nodes, each of which waits for the one before, that takes longest. Nodes
-# that run beside it do not add to the time of the whole. This is the critical path method of project planning (Kelley
-# and Walker, 1959), with the mean time of each node.
+# The critical path of a graph is the chain of nodes that takes longest; each node of a chain waits for the node before.
+# Nodes that run beside the critical path do not add to the time of a run. This is the critical path method of project
+# planning (Kelley and Walker, 1959), with the mean time of each node.
 
 
 @dataclass(frozen=True)
@@ -332,7 +335,7 @@ class CriticalPath:
     Attributes:
         graph: the name of the graph, or of the body of control flow.
         nodes: the names of the nodes of the chain, in order.
-        seconds: how long they take together in one run, on average.
+        seconds: how long the whole chain takes in one run, on average.
     """
 
     graph: str
@@ -345,7 +348,7 @@ class CriticalPath:
 
 def _critical_paths(nodes: Mapping[Name, NodeSum], consumers_first: Iterable[Name]) -> dict[str, CriticalPath]:
     seconds: dict[Name, float] = {}
-    following: dict[Name, Name] = {}  # the node that goes on with the longest path from a node
+    following: dict[Name, Name] = {}  # for each node, the next node on the longest path that begins there
     begins: dict[str, Name] = {}
     for name in consumers_first:
         graph, rest = name[0], 0.0
@@ -383,17 +386,17 @@ def _consumers_first(nodes: Mapping[Name, NodeSum]) -> list[Name]:
 
 @dataclass
 class WindowSum:
-    """The sum of looks at the window of a stream; each look counts for the time since the one before.
+    """The sum of looks at the window of a stream; each look counts for the time since the look before.
 
     Attributes:
-        size: how many items may count at a time.
+        size: how many items may be in flight.
         ordered: whether the reader gets items in input order.
         seconds: the time that the looks stand for.
-        in_flight_seconds: for how long items counted, over all items.
-        behind_seconds: for how long finished items waited for an item before them, over all items.
-        asking_seconds: for how long the source was asked for an item, and had not given it.
-        key_seconds: for how long items waited for the calls of their keys before them, over all items.
-        key: the key behind which most of them waited at last.
+        in_flight_seconds: for how long items were in flight, summed over items.
+        behind_seconds: for how long finished items waited for an item before them, summed over items.
+        asking_seconds: for how long the stream waited for an item of its source.
+        key_seconds: for how long items waited for earlier calls of their keys, summed over items.
+        key: the key that most of these items waited for at the last look.
     """
 
     size: int
@@ -406,7 +409,7 @@ class WindowSum:
     key: str = ""
 
     def add(self, look: WindowLook, seconds: float) -> None:
-        """Add a look, which stands for some time."""
+        """Add a look, which counts for some seconds."""
         self.size = max(self.size, look.size)
         self.ordered = look.ordered
         self.seconds += seconds
@@ -423,10 +426,10 @@ class ReaderSum:
 
     Attributes:
         name: the name of the streams.
-        open_seconds: for how long they were open.
+        open_seconds: for how long the streams were open.
         waited_seconds: for how long their readers waited for items.
-        window: the sum of the looks at their windows; None if there were none yet, or if they have no windows.
-        at: "file:line" that opened one of them; empty if unknown.
+        window: the sum of the looks at their windows; None before the first look, or if they have no windows.
+        at: "file:line" that opened one of the streams; empty if unknown.
     """
 
     name: str
@@ -450,13 +453,13 @@ class Evidence:
         elapsed_seconds: how long the profile was taken.
         loop_cpu_seconds: for how long the thread of the event loop ran in that time; None if unknown.
         readers: the readers of streams.
-        loop_late_share: the share of the time, as far as the loop watch has looked, for which the event loop was held.
+        loop_late_share: the share of the time for which the event loop was held, as far as the loop watch has looked.
         loop_delay_seconds: how long a handler waited for its turn on the loop once its awaited result was ready.
-        disturbed: the nodes during whose executions others began or ended, so that they do not hold the event loop.
-        covered_seconds: for nodes on devices, for how long they had at least one item.
-        compiled_again: the node of each program that was compiled again, and why, with remedies.
-        admitted: for how much of the time the places of a deployment were taken, and how many there are; of the
-            deployment that had most of them taken.
+        disturbed: the nodes that do not hold the event loop, because other executions began or ended during theirs.
+        covered_seconds: for each node on a device, for how long it had at least one item.
+        compiled_again: for each program that was compiled again, its node, and the causes with their remedies.
+        admitted: the share of the time for which the places of a deployment were taken, and how many places there are;
+            for the deployment with the largest share.
         gil: the use of the GIL.
         starting_seconds: for how long worker processes started, while none had done any work.
     """
@@ -482,12 +485,12 @@ class Evidence:
 
     @property
     def has_source(self) -> bool:
-        """Whether items come from the source of a stream; those that callers stream from a deployment do not."""
+        """Whether items come from the source of a stream; items that callers stream from a deployment do not."""
         is_deployed = bool(self.admitted[1])
         return any(reader.window is not None or not is_deployed for reader in self.readers)
 
     def sentences(self) -> tuple[str, ...]:
-        """Return what it shows of event loops, the GIL, admission and the windows of streams, in words."""
+        """Return sentences about event loops, the GIL, admission and the windows of streams."""
         said: list[str] = []
         if self.loop_cpu_seconds is not None and self.elapsed_seconds:
             said.append(f"the event loop computes for {self.loop_cpu_seconds / self.elapsed_seconds:.0%} of the time")
@@ -512,8 +515,8 @@ class Evidence:
 
 _LEAST_TOLD: Final = 0.05
 
-# The largest share of the time for which other threads are taken to have the GIL: with 1, `TimeBreakdown.by` would
-# divide by 0.
+# The largest share of the time for which other threads are assumed to have the GIL: with a share of 1,
+# `TimeBreakdown.by` would divide by 0.
 _MOST_HELD: Final = 0.99
 
 
@@ -522,12 +525,12 @@ class TimeBreakdown:
     """How the busy time of a node, over all of its items, divides into waits and computing, as far as that is known.
 
     Attributes:
-        cpu_seconds: for how long its threads computed.
-        gil_seconds: for how long it waited for the GIL. An estimate: each way to a thread or back counts as the mean
-            wait for the GIL, and a thread is taken to need the GIL for as long as it computes. It is never more than
-            the time that was measured there.
-        loop_seconds: for how long a result was ready, and waited until the event loop took it.
-        hop_seconds: the rest of the time for the ways to threads and back.
+        cpu_seconds: for how long the node's threads computed.
+        gil_seconds: for how long the node waited for the GIL. An estimate: each way to a thread or back counts as one
+            mean wait for the GIL, and a thread is assumed to need the GIL for as long as it computes. The estimate is
+            never more than the measured time of these ways.
+        loop_seconds: for how long ready results waited until the event loop took them.
+        hop_seconds: the remaining time of the ways to threads and back.
     """
 
     cpu_seconds: float = 0.0
@@ -550,8 +553,8 @@ class TimeBreakdown:
             return cls(outside.cpu_seconds, at_hops + inside, for_loop, waits - at_hops - for_loop)
         if node.step.holds_loop or node.step.gathers:
             return cls()
-        # An item waits for its turn on the loop once. The quickest item hardly waited, so the wait of an item is no
-        # longer than the difference between the mean time and that of the quickest.
+        # An item waits for its turn on the loop once. The quickest item hardly waited, so on average an item waited for
+        # at most the difference between the mean time and the time of the quickest item.
         least_seconds = min(node.timed.durations.quantile(0.0) or 0.0, node.mean_seconds)
         waits = node.ended * min(evidence.loop_delay_seconds, node.mean_seconds - least_seconds)
         for_gil = min(waits, node.ended * gil.loop_wait_seconds)
@@ -562,39 +565,39 @@ class TimeBreakdown:
 class NodeProfile:
     """One node in a profile, over all scopes of its graph. The counters cover the items that left it meanwhile.
 
-    Of a node that runs very often, only a sample of the executions is timed, and stands for all of them.
+    If a node runs very often, only a sample of its executions is timed, and the sample stands for all of them.
 
     Attributes:
         graph: the name of its graph, or of the body of control flow that it belongs to.
         node: the name of the node, as drawn.
         count: how many items it finished with a result.
         errors: how many items ended here with an error.
-        busy_seconds: the time in its handler over all items, including waits; in a thread, also the wait for a
-            free one; in a worker process, from its begin there. None for a node that gives or reads a stream, whose
-            time would include that of other nodes.
+        busy_seconds: the time in its handler, waits included, summed over items. For a node in threads, the wait for a
+            free thread counts; for a node in processes, time counts from when a worker begins with the item. None for a
+            node that gives or reads a stream, whose time would include the time of other nodes.
         busy_share: the time for which its places were taken, divided by the place-seconds: how many items it may have
             at a time, times the seconds for which its scopes were open inside of the profile. 1 means always busy.
-            Items that are still in it count, too. A node without a limit counts as one place; its share is the number
-            of items in it at a time, on average. None if `busy_seconds` is None.
+            Items that are still in the node count, too. A node without a limit counts as one place; its share is the
+            mean number of items in it. None if `busy_seconds` is None.
         p50_seconds: half of its executions, with all attempts of each, took at most this long. None if none was timed.
         p90_seconds: 90 % of its executions took at most this long.
         p99_seconds: 99 % of its executions took at most this long.
-        put_wait_seconds: for how long items waited for room in its inbox, over all items.
-        queue_wait_seconds: for how long items waited in its inbox, over all items.
-        blocked_seconds: for how long its finished items waited for room in the inboxes after it, over all items.
-        occupancy: the share of the time for which items waited in its inbox. Near 0, the node is starved, and one
-            before it limits; near 1, this node limits, or one after it.
+        put_wait_seconds: for how long items waited for room in its inbox, summed over items.
+        queue_wait_seconds: for how long items waited in its inbox, summed over items.
+        blocked_seconds: for how long its finished items waited for room in the inboxes after it, summed over items.
+        occupancy: the share of the time for which items waited in its inbox. Near 0, the node is starved, and a node
+            before it limits; near 1, this node limits, or a node after it.
         inbox_full_share: the share of the time for which its inbox was full.
-        compile_share: the share of `busy_seconds` for which its items waited for programs to be compiled. The work of a
-            device for results that were handed on before they were ready counts as busy time, too. None if
+        compile_share: the share of `busy_seconds` for which its items waited for programs to be compiled. If the node
+            hands on results before its device has computed them, the device's work counts as busy time, too. None if
             `busy_seconds` is None or 0.
         transfer_share: the share for transfers of arrays to a device, from another device, or back.
         device_share: the share for computing on a device.
-        cpu_share: the share for which threads computed for it. None if it uses no threads.
+        cpu_share: the share for which threads computed for the node. None if it uses no threads.
         gil_share: the share for waiting for the GIL, an estimate. None if unknown.
         loop_share: the share for waiting for the event loop, once a result was ready.
-        hop_share: the share for the rest of the hand-overs to a thread and back. The shares do not add up to 1 if items
-            waited for other things: the items of their batch, the device, an awaited result.
+        hop_share: the share for the remaining time of hand-overs to a thread and back. The shares do not add up to 1 if
+            items waited for something else: the items of their batch, the device, an awaited result.
         gil_held_share: the share of the time of the profile for which other threads waited because a thread of this
             node had the GIL. None if none of its threads was seen with the GIL.
     """

@@ -27,15 +27,17 @@ from .limits import (
 )  # fmt: skip
 from .sums import CriticalPath, Evidence, Group, Name, NodeSum, Sums, TimeBreakdown, WindowSum
 
-# Model: a profile as a network of limits, and what becomes of it when a node changes.
+# Model: a profile as a network of limits, and how the limits change when a node changes.
 #
-# Operational analysis (Denning and Buzen, 1978): of the time that is observed, each resource is used for a share, which
-# is the throughput times what an item demands of it (the utilisation law). No share exceeds 1, so whichever is used
-# most bounds the throughput: with `u` the largest share, at most 1/u times as much can go through. What may be in
-# flight is such a resource as well, by Little's law (1961): throughput times how long an item stays.
+# Operational analysis (Denning and Buzen, 1978): each resource is used for a share of the observed time. This share is
+# the throughput times the time for which an item needs the resource (the utilisation law). No share exceeds 1, so the
+# resource that is used most bounds the throughput: with `u` the largest share, at most 1/u times as many items can go
+# through. The items in flight are such a resource as well, by Little's law (1961): throughput times how long an item
+# stays.
 #
-# No waits are modelled, only what they are for. So the bound before a change and the one after it are compared, and the
-# throughput that was measured is expected to grow as they do: what was lost below the bound before is lost after it.
+# The model has the resources, but not the waits for them. So it compares the bound before a change with the bound after
+# it, and expects the measured throughput to grow by the same factor: the measured throughput stays as far below the
+# bound as it was.
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,9 @@ class Model:
     """A profile without its waits.
 
     Attributes:
-        evidence: the numbers, without the time that handlers waited for threads, processes, the GIL and the event loop.
-        callers: who calls; None if items come from the source of a stream.
+        evidence: the numbers, without the time for which handlers waited for threads, processes, the GIL and the event
+            loop.
+        callers: the callers of the graph; None if items come from the source of a stream.
     """
 
     evidence: Evidence
@@ -52,13 +55,13 @@ class Model:
 
     @classmethod
     def of(cls, evidence: Evidence, graph: str | None = None) -> "Model":
-        """Return the model of a profile; of the callers of one graph, if its name is given."""
+        """Return the model of a profile, with the callers of `graph`, or by default of the most called graph."""
         plain = _without_turns(without_pool_waits(evidence))
         return cls(plain, None if evidence.has_source else _callers(plain, graph))
 
     @cached_property
     def bound(self) -> float:
-        """The highest utilisation of any limit: the throughput that was measured, over the possible one."""
+        """The highest utilisation of any limit: the measured throughput, divided by the possible throughput."""
         used = [limit.used for limit in limits(self.evidence)]
         delay_seconds, nodes = self.evidence.loop_delay_seconds, self.evidence.sums.nodes.values()
         batches = max((node.batch_seconds(delay_seconds) for node in nodes), default=0.0)
@@ -68,12 +71,12 @@ class Model:
         return max(used, default=0.0)
 
     def faster(self, name: Name, times: float) -> "Model":
-        """Return what would have been measured if the handler of a node had been so many times as fast."""
+        """Return the model as if the handler of a node had been `times` times as fast."""
         evidence, factor = self.evidence, 1 / times
         node = evidence.sums.nodes[name]
         saved = (node.busy_seconds or 0.0) * (1 - factor)
         sums = _scaled(evidence.sums, {name: factor})
-        # An async handler that only waits holds no loop: what is left of the loop's time is what all others need.
+        # An async handler that only waits does not hold the loop, so a faster one frees no time of the loop.
         freed = saved if node.step.holds_loop or holding(evidence) == name else 0.0
         before, after = evidence.sums.critical_paths, sums.critical_paths
         readers = tuple(
@@ -95,7 +98,7 @@ class Model:
         return replace(self, evidence=left)
 
     def with_places(self, name: Name, concurrency: int) -> "Model":
-        """Return what would have been measured if a node had had so many places of its own."""
+        """Return the model as if a node had had `concurrency` places of its own."""
         groups = self.evidence.sums.groups
         own = [key for key in self.evidence.sums.nodes[name].places if not groups[key].is_pool]
         changed = self
@@ -104,10 +107,15 @@ class Model:
         return changed
 
     def more(self, what: Hashable, times: float) -> "Model":
-        """Return what would have been measured with more places of a group, or more items of a stream in flight."""
+        """Return the model as if a group had had `times` times as many places, or a stream as many items in flight.
+
+        Args:
+            what: the key of a group, the name of a stream, or `CALLS` for the callers.
+            times: the factor.
+        """
         sums, callers, changes = self.evidence.sums, self.callers, dict[Hashable, Group]()
         pool = sums.groups[what].bound if what in sums.groups else None
-        pool = pool if pool in ("threads", "processes") else None  # which nodes without a limit of their own share
+        pool = pool if pool in ("threads", "processes") else None  # nodes without a limit of their own share the pool
         for key, group in sums.groups.items():
             is_window = group.bound == "max_in_flight" and any(graph == what for graph, _ in group.busy)
             if key == what or group.bound == pool or is_window:
@@ -126,12 +134,12 @@ class Model:
         return Model(replace(self.evidence, sums=sums.with_changes(groups=changes), readers=readers), callers)
 
     def sped_up(self, factor: float) -> "Model":
-        """Return what would have been measured if the same items had come in a part of the time."""
+        """Return the model as if the same items had come `factor` times as fast."""
         evidence, sums = self.evidence, self.evidence.sums.copy()
         for group in sums.groups.values():
             group.place_seconds /= factor
         for node in sums.nodes.values():
-            # How full inboxes would have been is unknown.
+            # Nobody knows how full inboxes would have been.
             node.timed, node.queue_seconds = node.timed._replace(queue=NO_DEPTH, blocked_seconds=0.0), 0.0
         readers = tuple(
             replace(
@@ -151,13 +159,15 @@ class Model:
 
 @dataclass(frozen=True)
 class Callers:
-    """Who calls a graph, each of them one call after the other; the body of a `map_each` is called by its places.
+    """The callers of a graph, each of which makes one call after the other.
+
+    The callers of the body of a `map_each` are the places of the `map_each`.
 
     Attributes:
-        graph: name of the graph.
-        count: how many there are.
-        pause_seconds: between the end of a call and the next one.
-        growth: how many times as many there are after a change, without more pause in total.
+        graph: the name of the graph.
+        count: how many callers there are.
+        pause_seconds: the time between the end of a call and the next call of the same caller.
+        growth: how many times as many callers there are after a change; the sum of their pauses stays.
     """
 
     graph: str
@@ -166,14 +176,14 @@ class Callers:
     growth: float = 1.0
 
     def used(self, evidence: Evidence) -> float:
-        """Return how much of their time they need at least, by Little's law."""
+        """Return the share of the callers' time that their calls and pauses take at least, by Little's law."""
         path = evidence.sums.critical_paths[self.graph]
         per_second = evidence.sums.items(self.graph) / evidence.elapsed_seconds
         return min(per_second * (self.pause_seconds + path.seconds / self.growth) / self.count, 1.0)
 
 
 def _callers(evidence: Evidence, wanted: str | None) -> Callers | None:
-    """Return the callers of a graph, or else of that with most calls at a time; None if no graph was called."""
+    """Return the callers of the wanted graph, or of the graph with most calls at a time; None without any calls."""
     found: list[tuple[float, Callers]] = []
     for graph, path in evidence.sums.critical_paths.items():
         items = evidence.sums.items(graph)
@@ -185,7 +195,7 @@ def _callers(evidence: Evidence, wanted: str | None) -> Callers | None:
         at_a_time = stay * items / evidence.elapsed_seconds
         groups = (group for node in path.nodes for group in evidence.sums.own_places(evidence.sums.nodes[graph, node]))
         places = max((group.limit for group in groups if group.is_of_runs), default=1)
-        count = max(places, math.ceil(at_a_time - 0.05))  # what is measured is never exact
+        count = max(places, math.ceil(at_a_time - 0.05))  # measurements are never exact
         pause = max(0.0, count * evidence.elapsed_seconds / items - stay)
         found.append((at_a_time, Callers(graph, count, pause)))
     return max(found, key=lambda each: each[0], default=(0.0, None))[1]
@@ -202,7 +212,7 @@ def without_pool_waits(evidence: Evidence) -> Evidence:
 
 
 def _without_turns(evidence: Evidence) -> Evidence:
-    """Return evidence without what handlers waited for the GIL, and for their turn on the event loop."""
+    """Return evidence without the time in which handlers waited for the GIL, and for their turn on the event loop."""
     holder = holding(evidence)
     factors: dict[Name, float] = {}
     for name, node in evidence.sums.nodes.items():
@@ -214,7 +224,7 @@ def _without_turns(evidence: Evidence) -> Evidence:
 
 
 def _scaled(sums: Sums, factors: Mapping[Name, float]) -> Sums:
-    """Return sums in which handlers take some multiples of their time."""
+    """Return sums in which the times of some handlers are multiplied by their factors."""
     factors = {name: factor for name, factor in factors.items() if factor != 1}
     nodes: dict[Name, NodeSum] = {}
     groups: dict[Hashable, Group] = {}
@@ -232,7 +242,7 @@ def _scaled(sums: Sums, factors: Mapping[Name, float]) -> Sums:
 
 
 def _order_of(window: WindowSum, before: CriticalPath | None, after: CriticalPath | None) -> WindowSum:
-    """Return a stream whose items wait in their turn as much less as they take less."""
+    """Return a window in which items wait for their turn in proportion to the time of the critical path."""
     if before is None or after is None or not before.seconds:
         return window
     return replace(window, behind_seconds=window.behind_seconds * after.seconds / before.seconds)
@@ -240,26 +250,26 @@ def _order_of(window: WindowSum, before: CriticalPath | None, after: CriticalPat
 
 # Verdict: which node limits, why, and what to do about it.
 #
-# Anything that is bounded can limit: the places of a node, the threads or processes of a pool, the event loop, a
-# device, the items in flight, the reader of a stream and its source. The one that was used for most of the time does.
-# If none was, the callers limit: they call one after the other, or hardly at all. Then the longest path through the
-# graph of a call counts, because nodes that run side by side take the time of the slowest.
+# Any bounded resource can limit: the places of a node, the threads or processes of a pool, the event loop, a device,
+# the items in flight, the reader of a stream and its source. The resource that was used for most of the time limits.
+# If no resource was used for long, the callers limit: they call one after the other, or hardly at all. Then the longest
+# path through the graph of a call counts, because nodes that run side by side take the time of the slowest.
 #
-# What statistics call the bottleneck is one part of it: `full_inboxes`, which needs no times of handlers.
+# The `bottleneck` of statistics is a part of this: `full_inboxes`, which needs no times of handlers.
 
 
 def find_verdict(evidence: Evidence) -> Verdict:
-    """Return what limits."""
+    """Return the verdict of a profile."""
     nodes = evidence.sums.nodes
     if evidence.elapsed_seconds <= 0 or not any(node.ended or node.held_seconds for node in nodes.values()):
         return Verdict(None, "nothing ran while the profile was taken", "put the calls inside of its `with` block")
-    # What a handler waits for its turn on the loop is part of why its places are taken, and no reason to spare them.
+    # Here, unlike in the model, the time that a handler waits for its turn on the loop counts: it takes a place then.
     plain = without_pool_waits(evidence)
     return _choose([*limits(plain), *obstacles(plain)], Model.of(evidence), evidence)
 
 
 def verdict_of(model: Model) -> Verdict:
-    """Return what limits in a model."""
+    """Return the verdict of a model."""
     return _choose([*limits(model.evidence)], model, model.evidence)
 
 
@@ -275,7 +285,7 @@ def _choose(found: list[Limit], model: Model, evidence: Evidence) -> Verdict:
         reason = f"max_in_flight= limits: its {are} taken for {taken:.0%} of the time, and {idle}"
         return Verdict(None, reason, "raise max_in_flight=, or have the calls take less time", limit="in_flight")
     started = max(without_workers(evidence), key=lambda limit: limit.used, default=None)
-    if started is not None:  # for which no source is to blame
+    if started is not None:  # readers wait because workers start, so the source is not to blame
         return _advised(model, started, started.most)
     if evidence.has_source:
         reason, bound = f"the source limits: {idle}, and readers wait for items", model.bound
@@ -290,13 +300,13 @@ def _most_used(found: Iterable[Limit]) -> Limit | None:
 
 
 def _headroom(model: Model, most: Limit) -> float | None:
-    """Return how many times faster all gets without the node, or else without what limits; None if unknown."""
+    """Return how many times as fast everything would be without the node, or else the limit; None if unknown."""
     verdict = most.verdict
     node = model.evidence.sums.nodes.get((verdict.graph or "", verdict.node or ""))
     if node is not None and node.busy_seconds is None:
         return None
     if verdict.limit == "pool" and most.most < inf and not most.options:
-        return most.most  # the start of worker processes, which is no work of the node
+        return most.most  # worker processes start, which is no work of the node
     if verdict.node is not None and verdict.graph is not None:
         rest = model.faster((verdict.graph, verdict.node), inf).bound
     else:
@@ -305,13 +315,13 @@ def _headroom(model: Model, most: Limit) -> float | None:
     return min(most.used / rest, MOST_HEADROOM) if rest else MOST_HEADROOM
 
 
-# How many times as many of anything are advised: what is told of more is too far from what was measured.
+# The factors by which an option may be raised: beyond four, a prediction is too far from the measurement.
 _TIMES: Final = (2, 3, 4)
 CALLS: Final = "calls at a time"
 
 
 def _advised(model: Model, found: Limit, headroom: float | None) -> Verdict:
-    """Return a verdict that says what to type: as much of it as helps, and how much it helps."""
+    """Return a verdict whose remedy says what to type, with a value that is as large as helps, and the gain."""
     verdict, options = replace(found.verdict, headroom=headroom), found.options
     if not options or found.most <= 0 or headroom is None:
         factor = None if options or headroom is None else min(headroom, found.most)
@@ -331,12 +341,15 @@ def _advised(model: Model, found: Limit, headroom: float | None) -> Verdict:
     return replace(verdict, remedy=remedy, factor=factor)
 
 
-# A smaller gain is none.
+# A smaller gain counts as no gain.
 _LEAST_GAIN: Final = 1.05
 
 
 def _typed_as_needed(model: Model, found: Limit) -> tuple[str, float, Model]:
-    """Return the options of a limit, as large as brings the most, how many times as fast all becomes, and the model."""
+    """Return the text of a limit's options, with the smallest values that gain the most; the gain; and the model then.
+
+    The gain says how many times as fast everything becomes.
+    """
     times = _TIMES[-1]
     factor, changed = _factor(model, found, times)
     for fewer in _TIMES[:-1] if any(option.now for option in found.options) else ():
@@ -352,7 +365,7 @@ def _typed(option: Option, times: int) -> str:
 
 
 def _factor(model: Model, found: Limit, times: float) -> tuple[float, Model]:
-    """Return how many times as fast all becomes with so many times as much of the options of a limit, and the model."""
+    """Return how many times as fast everything becomes with a limit's options raised by a factor; and the model then."""
     name = found.verdict.graph or "", found.verdict.node or ""
     has_number = any(option.now for option in found.options)
     gain = min(times * found.at_once, found.most * found.at_once) if has_number else found.most
@@ -362,13 +375,13 @@ def _factor(model: Model, found: Limit, times: float) -> tuple[float, Model]:
     is_inbox = found.verdict.limit == "inbox"
     if changed is model and name in model.evidence.sums.nodes and not is_inbox:
         changed = model.faster(name, gain)
-    # The model does not know what keeps nodes from working although no limit is used up: without that, it is as it is.
+    # An inbox that holds up a node is not in the model. So for an inbox, compare its own use with the unchanged model.
     used, rest = found.used if is_inbox else model.bound, changed.bound
     return max(1.0, min(gain, used / rest if rest else MOST_HEADROOM)), changed
 
 
 def _longest_path(model: Model, evidence: Evidence) -> Verdict | None:
-    """Return the node that takes most of the time of the calls, where these come one by one; None if they do not."""
+    """Return a verdict about the slowest node of the longest path; None if calls do not come one after the other."""
     nodes, elapsed = model.evidence.sums.nodes, model.evidence.elapsed_seconds
     paths = model.evidence.sums.critical_paths.values()
     path = max(paths, key=lambda each: each.seconds * model.evidence.sums.items(each.graph), default=None)
@@ -396,13 +409,13 @@ class Prediction(Rendered):
     """The effect of more places of a node. `str()` gives a sentence, notebooks show a table.
 
     Attributes:
-        node: name of the node.
-        graph: name of its graph.
-        concurrency: how many items it may have at a time.
+        node: the name of the node.
+        graph: the name of its graph.
+        concurrency: how many items the node may have at a time.
         items_per_second: the items that went through the graph each second.
-        predicted_items_per_second: the items that would have gone through it.
-        factor: the predicted rate over the measured one.
-        verdict: what would limit then.
+        predicted_items_per_second: the items that would have gone through the graph each second.
+        factor: the predicted rate, divided by the measured rate.
+        verdict: the verdict with these places.
     """
 
     node: str
@@ -428,7 +441,7 @@ class Prediction(Rendered):
 
 
 def predict(evidence: Evidence, node: str, concurrency: int, graph: str | None = None) -> Prediction:
-    """Return the effect of so many places of a node.
+    """Return the effect of `concurrency` places of a node.
 
     Raises:
         ValueError: there is no such node, or several, or the node has no places of its own.
