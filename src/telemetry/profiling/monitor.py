@@ -1,4 +1,4 @@
-"""Monitor: snapshots of all scopes of the process, and what their nodes did from one snapshot to the next."""
+"""Monitor: snapshots of all scopes of the process, and the work of their nodes from one snapshot to the next."""
 
 import os
 from collections import deque
@@ -26,21 +26,21 @@ class Snapshot:
     """All scopes of the process at one moment: runs, streams and deployments.
 
     Attributes:
-        process: its process id.
+        process: the id of the process.
         scopes: the scopes that are open.
-        lately: what all nodes did since the snapshot before, also in scopes that have ended meanwhile, without a
-            timeline; None if there is none before.
-        lines: what belongs to no node, each with its label, such as the consumers of the process.
-        when: when it was taken, in seconds since 1970.
+        lately: a profile of the time since the snapshot before, without a timeline; scopes that have ended meanwhile
+            count, too. None for the first snapshot.
+        lines: pairs of a label and a text that belong to no node, such as the consumers of the process.
+        when: when the snapshot was taken, in seconds since 1970.
         items: the oldest 50 items in flight, the oldest first.
-        in_flight: how many items there are.
+        in_flight: how many items are in flight.
         failures: the newest failures of the process, by node and class, the newest first.
         stuck: the event loops that have not answered for a second.
-        verdict: the verdict of `lately`; but a new one only once two snapshots in a row agree on what limits. None if
-            no item has left a node, or was in one, since the snapshot before.
-        evidence: what was seen of event loops, the GIL, admission and the windows of streams, in sentences.
-        contents: what the steps hold that items are in, by the keys of their snapshots.
-        work: what nodes did since the snapshot before, and how long their executions took, by graph and name.
+        verdict: the verdict of `lately`; a new verdict only once two snapshots in a row agree on the limit. None if no
+            item was in a node since the snapshot before.
+        evidence: sentences about event loops, the GIL, admission and the windows of streams.
+        contents: the contents of each step that holds items, by the key of its snapshot.
+        work: the work of nodes since the snapshot before, and how long their executions took, by graph and name.
     """
 
     process: int
@@ -62,7 +62,7 @@ def snapshot() -> Snapshot:
     """Take a snapshot of all scopes of this process, of all Engines in all threads; it waits for no event loop.
 
     Returns:
-        The snapshot. What happens between two snapshots, a `Monitor` tells.
+        The snapshot. A `Monitor` also tells what happens between two snapshots.
     """
     hosts = settled(lambda: collectors.hosts)
     scopes = [snapshot_of(scope) for host in hosts for scope in settled(host.open_scopes)]
@@ -73,7 +73,7 @@ def failures() -> tuple[FailureLook, ...]:
     """Return the newest failures of the process, by node and class, the newest first."""
     found: dict[tuple[str, str, str], FailureLook] = {}
     for graph, node, kind, text, when in settled(lambda: logs.failures):
-        before = found.pop((graph, node, kind), None)  # so that it is the last one
+        before = found.pop((graph, node, kind), None)  # taken out and added again, so that the newest comes last
         count = 1 if before is None else before.count + 1
         found[graph, node, kind] = FailureLook(graph, node, kind, count, when, str(text))
     return tuple(reversed(found.values()))
@@ -84,12 +84,12 @@ _seen: dict[int, float] = {}  # when each item in flight was first seen, by any 
 
 
 def _items(hosts: Iterable[Host], now: float, matching: str) -> tuple[tuple[ItemLook, ...], int]:
-    """Return the oldest items in flight, and how many there are.
+    """Return the oldest items in flight, and how many items are in flight.
 
     Args:
         hosts: the Engines.
         now: the time of `perf_counter`.
-        matching: as of `Monitor.snapshot`.
+        matching: as for `Monitor.snapshot`.
     """
     found = [(host, settled(host.frames_in_flight)) for host in hosts]
     ages = {item.identity: _seen.get(item.identity, now) for _, items in found for item in items}
@@ -107,7 +107,7 @@ def _items(hosts: Iterable[Host], now: float, matching: str) -> tuple[tuple[Item
     return tuple(oldest), len(looks) if matching else len(ages)
 
 
-# The pause between two looks at an event loop, at first: while someone looks, all the time.
+# The pause between two looks at an event loop at first, and all the time while a client looks.
 _LOOK_SECONDS: Final = 0.02
 
 
@@ -139,11 +139,11 @@ class _Watched(OpenScopes):
 
 
 class Monitor:
-    """Takes snapshots of all scopes of this process, each with a profile of the time since the one before.
+    """Takes snapshots of all scopes of this process, each with a profile of the time since the snapshot before.
 
-    Until it is closed, it hears of each scope that opens or closes, and `async def` nodes are timed, as by `profile()`.
-    It looks at event loops fifty times a second, and at the GIL less often. It waits for no event loop, so it also
-    sees one that is blocked. One thread at a time may use it.
+    Until it is closed, it gets a report of each scope that opens or closes, and `async def` nodes are timed, as by
+    `profile()`. It looks at event loops fifty times a second, and at the GIL less often. It waits for no event loop, so
+    it also sees a blocked event loop. One thread at a time may use it.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Monitor:
         self._looked: float | None = None
         self._minute: LastMinute[tuple[str, str]] = LastMinute()
         self._verdict: Verdict | None = None
-        # What limited since the last snapshot, and what the verdict says.
+        # The limit since the last snapshot, and the limit that the verdict names.
         self._limits: tuple[_Limit | None, _Limit | None] = None, None
         collectors.begin(self._scopes)
 
@@ -162,10 +162,10 @@ class Monitor:
         """Take a snapshot.
 
         Args:
-            matching: a text that the graph, the node, the state or the key of items contains, to tell of these alone.
+            matching: a text; the snapshot has only items whose graph, node, state or key contains it.
 
         Returns:
-            The snapshot; the first one has no `lately`.
+            The snapshot; the first snapshot has no `lately`.
         """
         now, before = perf_counter(), self._looked
         hosts = settled(lambda: collectors.hosts)
@@ -209,7 +209,7 @@ class Monitor:
         return found
 
     def _agree_on(self, found: Verdict | None) -> None:
-        """Take the verdict of the time since the last snapshot; a new one counts if the one before was the same."""
+        """Take the verdict of the time since the last snapshot; show it once two verdicts in a row agree."""
         limit, before = None if found is None else (found.graph, found.node, found.limit), self._limits
         self._limits = (limit, before[1])
         if limit in before or before[1] is None:
@@ -219,10 +219,10 @@ class Monitor:
         """Return the drawing of a graph of an open scope, an `engine.Drawing`.
 
         Args:
-            digest: the one that snapshots of steps and scopes have.
+            digest: the digest of the drawing, as in the snapshots of steps and scopes.
 
         Returns:
-            The drawing; None if no scope that is open has it.
+            The drawing; None if no open scope has it.
         """
         for host in settled(lambda: collectors.hosts):
             for scope in settled(host.open_scopes):
@@ -231,7 +231,7 @@ class Monitor:
         return None
 
     def close(self) -> None:
-        """End: handlers are timed no more than before. A second call does nothing."""
+        """End the timing and the looks. A second call does nothing."""
         if self._scopes not in collectors.running:
             return
         collectors.end(self._scopes)
@@ -240,7 +240,7 @@ class Monitor:
             self._scopes.end()
 
     def _loop_seconds(self, hosts: Iterable[Host]) -> float | None:
-        """Return how long the busiest of the event loops' threads has run since the last look; None if unknown."""
+        """Return the processor time of the busiest event loop's thread since the last look; None if unknown."""
         before, self._threads = self._threads, {}
         for thread in {host.loop_thread for host in hosts}:
             ran = None if thread is None else thread_seconds(thread)

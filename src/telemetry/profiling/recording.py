@@ -1,4 +1,4 @@
-"""Profile: it records what nodes do inside a `with`, and says which of them limits."""
+"""Profile: it records the work of nodes inside a `with` block, and says which node limits."""
 
 import os
 import threading
@@ -40,13 +40,13 @@ class _Recording(OpenScopes):
 
     Attributes:
         timeline: which node worked on which item, and when.
-        snapshots: what snapshots have cost, by graph.
+        snapshots: the costs of snapshots of calls with `checkpoint=`, by graph.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._began = perf_counter()
-        # The processor time of threads at the beginning, and which of them run event loops.
+        # The processor time at the beginning, of threads that run event loops.
         self._threads: dict[int, float] = {threading.get_native_id(): thread_time()}
         self._starts: list[Execution] = []
         self._final: Evidence | None = None
@@ -54,18 +54,18 @@ class _Recording(OpenScopes):
         self.snapshots: dict[str, SavedSnapshots] = {}
 
     def scope_opened(self, scope: ProfiledScope) -> None:
-        """Count what a new scope does, from zero, and look at the running loop from now on."""
+        """Count the work of a new scope, from zero, and look at the running loop from now on."""
         super().scope_opened(scope)
         with self.lock:
             if not self.has_ended:
                 self._threads.setdefault(threading.get_native_id(), thread_time())
 
     def worker_started(self, began: float, ended: float) -> None:
-        """Keep when a worker process started; on any thread."""
+        """Keep when a worker process started; callable from any thread."""
         self._starts.append((began, ended, None, None))
 
     def snapshots_saved(self, graph: str, snapshots: SavedSnapshots) -> None:
-        """Add what snapshots have cost."""
+        """Add the costs of snapshots."""
         self.snapshots[graph] = self.snapshots.get(graph, SavedSnapshots()).plus(snapshots)
 
     def begin(self) -> None:
@@ -75,7 +75,7 @@ class _Recording(OpenScopes):
         self.gil_watch.start()
         for host in settled(lambda: collectors.hosts):
             if host.loop is None or host.loop_thread is None:
-                continue  # nothing has run there yet
+                continue  # nothing has run in this Engine yet
             ran = thread_seconds(host.loop_thread)
             with self.lock:
                 if ran is not None:
@@ -87,16 +87,16 @@ class _Recording(OpenScopes):
         self.gil_watch.stop()
         with self.lock:
             try:
-                self._final = self.evidence()  # it still brings executions for the timeline
+                self._final = self.evidence()  # before reports end: it still reports executions for the timeline
             finally:
                 collectors.end(self)
                 collectors.end(self.timeline)
                 super().end()
-            # A profile that is kept must not keep alive the scopes that it has seen.
+            # An application may keep a profile, which must not keep scopes alive.
             self.taken()
 
     def evidence(self) -> Evidence:
-        """Return the evidence so far, of scopes that have ended and of those that are open."""
+        """Return the evidence so far, from ended and from open scopes."""
         if self._final is not None:
             return self._final
         with self.lock:
@@ -108,12 +108,11 @@ class _Recording(OpenScopes):
             covered_seconds=self.timeline.covered_seconds(sums.on_devices()),
             compiled_again=self.timeline.compiled_again(), starting_seconds=union_seconds(self._starts, self._began),
         )  # fmt: skip
-        # Only if needed: it takes a while to look through the timeline, which only shows which nodes do not hold the
-        # loop.
+        # The search for disturbed nodes in the timeline takes a while: it runs only if a node seems to hold the loop.
         return replace(evidence, disturbed=self.timeline.disturbed()) if is_held(evidence) else evidence
 
     def _loop_seconds(self) -> float | None:
-        """Return how long the busiest of the event loops' threads has run; None if unknown, as it has ended."""
+        """Return the processor time of the busiest event loop's thread; None if unknown, as that thread has ended."""
         here = threading.get_native_id()
         ran = {thread: thread_time() if thread == here else thread_seconds(thread) for thread in self.loop_threads}
         before = self._threads
@@ -124,8 +123,8 @@ class _Recording(OpenScopes):
 class Profile(Rendered):
     """A profile of all nodes of the process, taken by `telemetry.profile()`.
 
-    It shows itself as a table: printed, with rich, and in a notebook. Inside of its `with`, it covers the time up to
-    now; after it, the time of the block.
+    `print`, rich and notebooks show it as a table. Inside of its `with` block, it covers the time up to now; after the
+    block, the time of the block.
     """
 
     def __init__(
@@ -148,7 +147,7 @@ class Profile(Rendered):
 
     @property
     def steps(self) -> tuple[StepSnapshot, ...]:
-        """The last snapshot of each of the `nodes`, in the same order: where it runs, and which nodes wait for it."""
+        """The last snapshot of each node, in the order of `nodes`: where the node runs, and which nodes wait for it."""
         return tuple(node.step for node in self._evidence().sums.nodes.values())
 
     @property
@@ -158,14 +157,14 @@ class Profile(Rendered):
 
     @property
     def timeline(self) -> Timeline:
-        """When each node and device worked on which item, and how full inboxes were: the newest of it."""
+        """The newest events: which node or device worked on which item, and when; and how full inboxes were."""
         return self._recorder.timeline()
 
     @property
     def critical_path(self) -> CriticalPath | None:
         """The chain of nodes of a graph that takes longest in one run; None if nothing ran.
 
-        If several graphs ran, it is that of the graph in which most time was spent.
+        If several graphs ran, it is the path of the graph that took the most time.
         """
         sums = self._evidence().sums
         paths = sums.critical_paths.values()
@@ -174,13 +173,15 @@ class Profile(Rendered):
     def what_if(self, node: str, *, concurrency: int, graph: str | None = None) -> Prediction:
         """Predict the throughput with another number of places of one node.
 
-        Each bounded thing was used for a share of the time: the places of nodes, pools, the event loop, a device, the
-        window of a stream, its reader and its source. With more places, the node's places are used for a smaller share;
-        the thing that is then used most bounds the throughput. This is operational analysis; waits are not simulated.
+        Each bounded resource was used for a share of the time: the places of nodes, pools, the event loop, a device,
+        the window of a stream, its reader and its source. With more places, the node's places are used for a smaller
+        share; the resource that is then used most bounds the throughput. This is operational analysis; waits are not
+        simulated.
 
         Args:
             node: the name of the node, as drawn.
-            concurrency: how many items the node may handle at a time; in a `map_each` over a list, in each run of it.
+            concurrency: how many items the node may handle at a time; for a node in a `map_each` over a list, how many
+                in each run of the `map_each`.
             graph: the name of its graph; needed if several graphs have a node of that name.
 
         Returns:
@@ -194,9 +195,9 @@ class Profile(Rendered):
     def to_perfetto(self, path: "str | os.PathLike[str]") -> None:
         """Write the timeline as a trace that Perfetto (https://ui.perfetto.dev) and Chrome open.
 
-        Each node is a track, or several if its executions overlap; so is each device. An item is a flow through the
-        tracks, and the depths of inboxes are counters. The trace has the newest events, at most some 50 MB of them, and
-        says under "otherData" how many older ones it lacks.
+        Each node and each device is a track, or several tracks if its executions overlap. An item is a flow through the
+        tracks, and the depths of inboxes are counters. The trace has the newest events, at most some 50 MB of them; its
+        "otherData" says how many older events are missing.
 
         Args:
             path: the file; it is replaced once the new one is complete.
@@ -217,7 +218,7 @@ class Profile(Rendered):
     def to_html(self, path: "str | os.PathLike[str]") -> None:
         """Write the profile as one self-contained page: the graph, a table of the nodes, and the timeline.
 
-        The timeline has the newest events, at most some 2 MB of them, and says how many older ones it lacks.
+        The timeline has the newest events, at most some 2 MB of them, and says how many older events are missing.
 
         Args:
             path: the file; it is replaced once the new one is complete.
@@ -227,7 +228,7 @@ class Profile(Rendered):
         """
         from ...studio.page.page import page_of
 
-        evidence = self._evidence()  # once, so that all parts of the page tell of the same time
+        evidence = self._evidence()  # once, so that all parts of the page cover the same time
         write_whole(path, page_of(Profile(lambda: evidence, self._recorder, self._snapshots)))
 
     def _table(self) -> Table:
@@ -241,13 +242,13 @@ class Profile(Rendered):
 
 @contextmanager
 def profile() -> Generator[Profile, None, None]:
-    """Take a profile of everything that this process runs inside of the `with`.
+    """Take a profile of everything that this process runs inside of the `with` block.
 
     All streams, deployments and runs of the process count, whichever task opens them. A scope that was open before
     counts from the beginning of the block; a scope that goes on afterwards, up to its end. Profiles may be nested.
 
-    It costs nothing before the block. Inside, executions are timed and inboxes are watched, which slows down nodes that
-    do hardly anything by a few percent; of nodes that run very often, only a sample is timed.
+    Without the block, nothing is measured. Inside, executions are timed and inboxes are watched, which slows down nodes
+    that do hardly any work by a few percent. If a node runs very often, only a sample of its executions is timed.
 
     Returns:
         A context manager, whose value is the `Profile`; it can be read inside of the block and after it.

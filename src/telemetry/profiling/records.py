@@ -1,4 +1,4 @@
-"""The records that a profile reads: counters of nodes, executions, and work of devices."""
+"""The records that a profile reads: counters of nodes, executions, and work of devices; and who makes them."""
 
 import asyncio
 from collections.abc import Callable, Collection, Hashable, Iterable
@@ -9,34 +9,36 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 from ..counters import ActorStatistics, Cuts
 from .durations import NO_DEPTH, NO_DURATIONS, NOTHING_OUTSIDE, DepthTotals, Durations, OutsideSeconds
 
-# One execution of a node: when it began and ended, with all its attempts, in seconds of `time.perf_counter`; a number
-# that identifies the item on its way through the graph, and its index in its stream, deployment or `map_each`; both are
-# None if unknown. A plain tuple: making another object would take longer than all other work for an execution.
+# One execution of a node, with all its attempts: its begin and its end, in seconds of `time.perf_counter`; a number
+# that identifies the item on its way through the graph; and the item's index in its stream, deployment or `map_each`.
+# The last two are None if unknown. A plain tuple, because the making of any other object would take longer than all
+# other work for an execution.
 Execution: TypeAlias = tuple[float, float, int | None, int | None]
 
 
 # The records, and the protocols of the objects that make them. Telemetry does not import the engine, which implements
 # the protocols.
 
-# What bounds the items in flight in a node: `concurrency=`; that a stateful node, or a plain function, takes one at a
-# time; a pool; `max_workers`, `max_in_flight`, `map_each(concurrency=)`; or that there is one call of the graph.
+# The options and rules that bound the items in flight in a node: `concurrency=`; one item at a time in a stateful node,
+# or in a plain function on the loop; a pool; `max_workers`, `max_in_flight`, `map_each(concurrency=)`; or that there is
+# only one call of the graph.
 Bound: TypeAlias = Literal[
     "concurrency", "state", "loop", "threads", "processes", "max_workers", "max_in_flight", "map_each", "call"
 ]
 
 
 class Capacity(NamedTuple):
-    """Room for a number of items at a time, which several nodes may share.
+    """Places for a number of items at a time, which several nodes may share.
 
     Args:
         key: a key that is equal for nodes that share the places; within one snapshot or, if `is_shared`, everywhere.
-        limit: how many items there is room for.
-        bound: the option or rule that sets the limit.
+        limit: the number of places.
+        bound: the option or rule that sets this number.
         is_shared: whether the places outlive the scope that was read.
-        runs: of a `map_each` over lists, each run of which has places of its own: how many of its runs there are now;
-            None for other places.
-        run_seconds: how long the runs that have ended took, all together.
-        at: "file:line" of the `map_each` that bounds them; empty for other places.
+        runs: for a `map_each` over lists, each run of which has places of its own: how many runs there are now. None
+            for other places.
+        run_seconds: how long the ended runs took, summed over runs.
+        at: "file:line" of the `map_each` that bounds the items; empty for other places.
     """
 
     key: Hashable
@@ -49,16 +51,16 @@ class Capacity(NamedTuple):
 
 
 class TimedReading(NamedTuple):
-    """The counters of a node that are only kept while profiles are taken, since the first of these began.
+    """The counters of a node that are only kept while profiles are taken, from the begin of the first profile on.
 
     Args:
         durations: how long executions took, with all attempts; nothing is added to this afterwards.
         queue: how full its inbox was.
         blocked_seconds: for how long its finished items waited for room in the inboxes after it.
-        outside: what its items waited for on devices and in threads.
+        outside: how long its items took on devices and in threads, by the kind of work.
         counts_busy: whether the `busy_seconds` of the node are also counted only while profiles are taken.
-        begin: a number that changes each time such counting begins.
-        held: for how long items were in it, over all items, and for how long it was looked at, in seconds.
+        begin: a number that changes each time that these counters begin anew.
+        held: for how long items were in the node, summed over items, and for how long it was looked at, in seconds.
     """
 
     durations: Durations = NO_DURATIONS
@@ -70,7 +72,7 @@ class TimedReading(NamedTuple):
     held: tuple[float, float] = (0.0, 0.0)
 
     def plus(self, now: "TimedReading", before: "TimedReading | None") -> "TimedReading":
-        """Return this, plus the difference of two snapshots of a node; plus the later one if there is no earlier."""
+        """Return this, plus the difference of two readings of a node; without an earlier reading, plus the later."""
         before, durations, outside, queue = before or _NOTHING_TIMED, self.durations, self.outside, self.queue
         if now.durations is not before.durations:
             durations = now.durations.since(before.durations)
@@ -96,7 +98,7 @@ class BodyPlace:
     """The place of a body of control flow in the graph around it.
 
     Attributes:
-        graph: the name of that graph.
+        graph: the name of the graph around it.
         sources: the names of the nodes, and of the bodies of other control flow, that its step reads.
         consumers: the names of the nodes and bodies that read the value of its step.
     """
@@ -111,25 +113,26 @@ class StepSnapshot(NamedTuple):
 
     Args:
         counters: the counters. While a profile is taken, their `busy_seconds` cover all handlers since its beginning,
-            also of nodes that only profiles time.
+            also for nodes that only profiles time.
         key: a key that is unique in the scope.
         runs_on: "loop", "thread", "process", or the name of another executor, as tables show it.
         holds_loop: whether the event loop can do nothing else while its handler runs.
-        gathers: whether it holds items that wait for their turn: then it is busy with all of them.
-        places: the places that an item in it takes; the first are its own, further ones are those of a pool.
-        consumers: the nodes of the same graph that wait for its value, also behind control flow.
-        behind: the consumers that only wait for it behind control flow.
-        around: the place of its graph, if that is a body of control flow.
+        gathers: whether it holds items that wait for their turn; it counts as busy with all of these items.
+        places: the places that an item in it takes: first its own places, then the places of a pool.
+        consumers: the nodes of the same graph that wait for its value, directly or through control flow.
+        behind: the consumers that wait for its value only through control flow.
+        around: the place of its graph, if its graph is a body of control flow.
         timed: the counters that are only kept while a profile is taken; None otherwise.
-        holds: of a function that takes batches: how many items those hold that are worked on at a time; else None.
+        holds: for a function that takes batches, how many items the batches hold that are worked on at a time; None for
+            other functions.
         is_on_loop: whether its handler runs on the event loop.
         owns_loop: whether it is an actor with a loop of its own.
-        pool: the pool of the Engine in which its handler runs; None for others.
+        pool: the pool of the Engine in which its handler runs; None if it runs in no pool.
         at: "file:line" of its function or class, where its options are; or else of its call in the graph.
-        batch_size: of a function that takes batches: how many items one holds at most; else 0.
-        batch_wait_seconds: how long the first item of a batch waits for others.
+        batch_size: for a function that takes batches, how many items a batch holds at most; 0 for other functions.
+        batch_wait_seconds: how long the first item of a batch waits for further items.
         drawing: the digest of the drawing of its graph.
-        step: the place of its box there: its id; in a body, "owner.number of the body.id".
+        step: the id of its box in this drawing; in a body, "owner.number of the body.id".
     """
 
     counters: ActorStatistics
@@ -160,17 +163,17 @@ class StepSnapshot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WindowLook:
-    """What the items of a stream do at one moment.
+    """The states of the items of a stream at one moment.
 
     Attributes:
-        size: how many items may count at a time: `max_in_flight`.
+        size: how many items may be in flight: `max_in_flight`.
         ordered: whether the reader gets items in input order.
-        in_flight: how many items count now.
-        ended: how many of these have ended, and were not taken yet.
+        in_flight: how many items are in flight now, ended items that wait for the reader included.
+        ended: how many items have ended, and were not taken by the reader yet.
         is_ready: whether the item whose turn it is has ended, so that the stream waits for its reader.
-        is_asking: whether the source was asked for an item, and has not given it yet.
-        waiting_for_keys: with `order_by=`, how many wait for the calls of their keys before them.
-        key: the key behind which most of these wait.
+        is_asking: whether the stream waits for an item of its source.
+        waiting_for_keys: with `order_by=`, how many items wait for earlier calls of their keys.
+        key: the key that most of these items wait for.
     """
 
     size: int
@@ -183,8 +186,8 @@ class WindowLook:
     key: str = ""
 
 
-# All calls of `run` of a graph; one call, run or read as a stream; a stream of calls; a deployment; calls of a graph
-# with a durable loop.
+# In this order: all calls of `run` of a graph; one call, run or read as a stream; a stream of calls; a deployment; and
+# calls of a graph with a durable loop.
 ScopeKind: TypeAlias = Literal["runs", "call", "stream", "deployment", "durable loop"]
 
 
@@ -193,17 +196,19 @@ class ScopeSnapshot:
     """The nodes of a run, a stream, a deployment, or of all calls of `run` of a graph, at one moment.
 
     Attributes:
-        key: a number that stands for the scope while it is open.
-        seconds: when it was read, in seconds of `time.perf_counter`.
-        steps: its nodes, also those in bodies of control flow; nodes of one graph in topological order.
-        admitted: how many calls of a deployment are in flight, and how many may be; None for other scopes.
-        id: a text that stands for the scope, also once it has ended.
-        kind: what kind of scope it is.
-        opened: when it was opened, in seconds since 1970.
+        key: a number that identifies the scope while it is open.
+        seconds: when the snapshot was taken, in seconds of `time.perf_counter`.
+        steps: its nodes, also nodes in bodies of control flow; nodes of one graph in topological order.
+        admitted: for a deployment, how many calls are in flight, and how many may be; None for other scopes.
+        id: a text that identifies the scope, also once it has ended.
+        kind: the kind of the scope.
+        opened: when the scope was opened, in seconds since 1970.
         graphs: the digest of the drawing of each graph, and the name of the graph.
-        cuts: the snapshots that it makes, or the states that its durable loops store; None if it makes none.
-        progress: of a stream or a saved call: how many items have ended, or values were taken; how many there will be,
-            None if unknown; and how many had ended before it was opened. None for other scopes.
+        cuts: the snapshots of its call with `checkpoint=`, or the states that its durable loops store; None without
+            these.
+        progress: for a stream of calls, how many items have ended, how many there will be (None if unknown), and how
+            many had ended before the scope was opened; for a call with `checkpoint=`, the same of the records of its
+            source, or of the values taken. None for other scopes.
     """
 
     key: int
@@ -224,17 +229,17 @@ class ItemLook:
 
     Attributes:
         graph: the name of its graph.
-        node: the name of the node that it is in or waits for, as drawn; empty between two nodes.
+        node: the name of the node that the item is in or waits for, as drawn; empty between two nodes.
         item: its index in its stream, deployment or `map_each`.
-        state: whether a node works on it, or it waits: for a place, for room or for its turn.
-        age: for how long looks have seen it, in seconds; it is at least as old.
+        state: "working" if a node works on the item; "waiting" if it waits for a place, for room or for its turn.
+        age: for how long looks have seen the item, in seconds; the item is at least as old.
         attempt: the number of the attempt, from 1.
-        deadline: the time that it has left, in seconds; None without a deadline.
-        key: its key, or eight hexadecimal digits that stand for the key; empty without one.
-        trace: the id of its trace, 32 hexadecimal digits; empty if it is not sampled.
-        scope: the id of its scope; empty if that is not known.
+        deadline: the time until its deadline, in seconds; None without a deadline.
+        key: its key, or eight hexadecimal digits that stand for the key; empty without a key.
+        trace: the id of its trace, 32 hexadecimal digits; empty if the item is not sampled.
+        scope: the id of its scope; empty if unknown.
         drawing: the digest of the drawing of its graph.
-        step: the place of the box of the node there, as in `StepSnapshot`.
+        step: the id of the node's box in this drawing, as in `StepSnapshot`.
     """
 
     graph: str
@@ -252,17 +257,17 @@ class ItemLook:
 
 
 class NodeWork(NamedTuple):
-    """What a node did since the snapshot before, over all scopes of its graph.
+    """The work of a node since the snapshot before, over all scopes of its graph.
 
     Args:
-        runs_on: where it runs, as in its snapshot; empty if it did nothing.
-        completed: items that it finished with a result.
-        failed: items that ended in an error here.
-        busy_share: the share of the time for which its places were taken; None if that is unknown.
-        device_share: the share of its time for which a device computed for it; None if unknown.
-        p50: the median time of its executions of the last minute, in seconds; None if none was timed.
-        p99: the 99th percentile; None if fewer than 20 were timed.
-        timed: how many executions the two stand for.
+        runs_on: where it runs, as in its snapshot; empty if it did no work.
+        completed: how many items it finished with a result.
+        failed: how many items ended here with an error.
+        busy_share: the share of the time for which its places were taken; None if unknown.
+        device_share: the share of its busy time for which a device computed for it; None if unknown.
+        p50: the median time of its executions in the last minute, in seconds; None if none was timed.
+        p99: the 99th percentile of these times; None if fewer than 20 executions were timed.
+        timed: how many timed executions `p50` and `p99` rest on.
     """
 
     runs_on: str = ""
@@ -276,14 +281,14 @@ class NodeWork(NamedTuple):
 
 
 class StepContents(NamedTuple):
-    """What one step holds now.
+    """The items and values that one step holds now.
 
     Args:
-        working: items that it works on.
-        blocked: finished items that wait for room in the inbox after it.
-        buffered: values that wait in the streams that it gives.
-        capacity: how many may wait there; 0 if it gives none.
-        values: how many values it has given to the streams that are open.
+        working: items that the step works on.
+        blocked: finished items that wait for room in the inbox after the step.
+        buffered: values that wait in the streams that the step gives.
+        capacity: how many values may wait in these streams; 0 if the step gives no stream.
+        values: how many values the step has given to the streams that are open.
     """
 
     working: int = 0
@@ -307,8 +312,8 @@ class FailureLook:
         graph: the name of the graph.
         node: the name of the node, as drawn; empty if no node has raised the error.
         type: the class of the error.
-        count: how many items there are.
-        last: when the last of them failed, in seconds since 1970.
+        count: how many of these items there are.
+        last: when the last of these items failed, in seconds since 1970.
         message: the text of the last error, which may hold values of the item; empty unless asked for.
     """
 
@@ -327,7 +332,7 @@ class StuckLoop:
     Attributes:
         thread: the name of its thread.
         seconds: for how long it has not answered.
-        stack: what its thread does, "file:line function", the outermost function first.
+        stack: the calls of its thread, each as "file:line function", the outermost function first.
     """
 
     thread: str
@@ -339,9 +344,9 @@ class ProfiledScope(Protocol):
     """Nodes whose counters begin and end together: a run, a stream, a deployment, or all calls of `run`.
 
     Attributes:
-        admitted: returns how many calls of a deployment are in flight, and how many may be; None for other scopes.
-        opened_at: when it was opened, in seconds since 1970.
-        progress: returns how many items have ended, and how many there will be, as in `ScopeSnapshot`; or None.
+        admitted: for a deployment, returns how many calls are in flight, and how many may be; None for other scopes.
+        opened_at: when the scope was opened, in seconds since 1970.
+        progress: returns the progress as in `ScopeSnapshot`; None for a scope without progress.
     """
 
     admitted: Callable[[], tuple[int, int]] | None
@@ -350,17 +355,17 @@ class ProfiledScope(Protocol):
 
     @property
     def cuts(self) -> Cuts | None:
-        """The snapshots that it makes, as in `ScopeSnapshot`."""
+        """The snapshots or stored states of the scope, as in `ScopeSnapshot`."""
         ...
 
     @property
     def id(self) -> str:
-        """A text that stands for the scope, also once it has ended."""
+        """A text that identifies the scope, also once it has ended."""
         ...
 
     @property
     def kind(self) -> ScopeKind:
-        """What kind of scope it is."""
+        """The kind of the scope."""
         ...
 
     def drawings(self) -> dict[str, tuple[str, object]]:
@@ -368,24 +373,24 @@ class ProfiledScope(Protocol):
         ...
 
     def step_snapshots(self) -> Iterable[StepSnapshot]:
-        """Return what its nodes do now."""
+        """Return a snapshot of each node of the scope."""
         ...
 
     def activity(self) -> int | None:
-        """Return a number that changes with the counters of its nodes; None if these may change without it."""
+        """Return a number that changes whenever counters of its nodes change; None if there is no such number."""
         ...
 
     def measure(self, *, on: bool, depths: bool = True) -> None:
-        """Time the handlers that are not timed otherwise, until this was turned off as often as on.
+        """Turn the timing of handlers that are not always timed on or off; it ends once turned off as often as on.
 
         Args:
-            on: whether it is turned on.
-            depths: whether inboxes tell of each change of their depth.
+            on: whether to turn the timing on.
+            depths: whether inboxes report each change of their depth.
         """
         ...
 
     def look(self, now: float) -> None:
-        """Note what its nodes hold now, if it is measured; on its loop.
+        """Note how many items its nodes hold now, if the scope is measured; called in the thread of its event loop.
 
         Args:
             now: the time of `perf_counter`.
@@ -403,21 +408,21 @@ class ProfiledStream(Protocol):
 
     @property
     def at(self) -> str:
-        """The "file:line" that opened it; empty if no profile was taken then."""
+        """The "file:line" that opened the stream; empty if no profile was taken at its opening."""
         ...
 
     @property
     def reader_wait_seconds(self) -> float:
-        """How long its reader has waited for items since this was first read, in seconds."""
+        """How long its reader has waited for items since the first access to this property, in seconds."""
         ...
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that it runs on."""
+        """The event loop that the stream runs on."""
         ...
 
     def look(self) -> WindowLook | None:
-        """Return what its items in flight do now; None for a stream without a window."""
+        """Return the states of its items in flight; None for a stream without a window."""
         ...
 
 
@@ -443,11 +448,11 @@ class Host(Protocol):
         ...
 
     def looked_at(self, items: "Collection[ItemInFlight]") -> list[ItemLook]:
-        """Return where items in flight are; their ages are not known here."""
+        """Return a look at each of these items in flight, without its age."""
         ...
 
     def contents(self) -> Iterable[tuple[int, StepContents]]:
-        """Return what the steps hold that items are in, each behind the key of its snapshot."""
+        """Return the contents of each step that holds items, as pairs of the key of its snapshot and the contents."""
         ...
 
     def open_scopes(self) -> Iterable[ProfiledScope]:
@@ -460,16 +465,16 @@ class Host(Protocol):
 
     @property
     def loop_thread(self) -> int | None:
-        """The thread of its event loop, by the number that the operating system gives it; None before its first use."""
+        """The native id of the thread of its event loop; None before the first use of the Engine."""
         ...
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop; None before its first use."""
+        """The event loop; None before the first use of the Engine."""
         ...
 
 
-# Computing a batch or a call; compiling a program; arrays on their way to a device, or from it.
+# The computation of a batch or a call; the compilation of a program; the transfer of arrays to a device, or from it.
 DeviceWorkKind: TypeAlias = Literal["compute", "compile", "to device", "from device"]
 
 
@@ -482,11 +487,11 @@ class DeviceWork(NamedTuple):
         node: the name of the node; for a region that became one program, the names of all its nodes.
         began: when it began, in seconds of `time.perf_counter`.
         ended: when it ended.
-        items: for how many items it was done; 0 if for none in particular.
-        rows: how many rows the batch has, including padding; 0 if it was not a batch.
+        items: for how many items the work was done; 0 if for no item in particular.
+        rows: how many rows the batch has, including padding; 0 for other work than a batch.
         padding_share: the share of padding, in rows and in lengths, in the elements of the batch's arrays: 0 to 1.
         frames: the numbers of the items, as in the executions of nodes; for a large batch, of the first items.
-        again: of a program that its node would not have needed: the causes, "shape of x", each with a remedy.
+        again: for the compilation of a further program of a node, the causes, such as "shape of x", each with a remedy.
     """
 
     kind: DeviceWorkKind

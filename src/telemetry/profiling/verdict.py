@@ -365,7 +365,7 @@ def _typed(option: Option, times: int) -> str:
 
 
 def _factor(model: Model, found: Limit, times: float) -> tuple[float, Model]:
-    """Return how many times as fast everything becomes with a limit's options raised by a factor; and the model then."""
+    """Return how many times as fast everything becomes with `times` as large options of a limit; and the model then."""
     name = found.verdict.graph or "", found.verdict.node or ""
     has_number = any(option.now for option in found.options)
     gain = min(times * found.at_once, found.most * found.at_once) if has_number else found.most

@@ -1,4 +1,4 @@
-"""What a profile looks at while it is taken: open scopes, whichever threads open them, and event loops."""
+"""The looks of a profile at open scopes, in whichever threads they open, at event loops, and at the GIL."""
 
 import asyncio
 import sys
@@ -21,45 +21,45 @@ from .sums import EVENT_LOOP, Evidence, GilUse, Holder, ReaderSum, Sums, WindowS
 
 T = TypeVar("T")
 
-# Of the readers of streams, by the names of these: for how long they were open and waited, and "file:line".
+# For the readers of streams, by the name of the stream: for how long they were open and waited, and "file:line".
 Read: TypeAlias = dict[str, tuple[float, float, str]]
 
-# A collection may change while it is copied, which raises. So many changes in a row do not happen.
+# A collection may change while it is copied, which raises an error. So many changes in a row do not happen.
 _ATTEMPTS = 100
 
 
-# At first every millisecond, so that a short profile has enough looks; then fewer and fewer, some 180 each time that
-# the time doubles, however long it takes.
+# At first a look every millisecond, so that a short profile has enough looks. Then looks become rarer: each time that
+# the time of the profile doubles, there are some 180 more looks.
 _LEAST_PAUSE_SECONDS: Final = 0.001
 
 
-# For how long a look may keep the GIL from event loops at a time.
+# The longest time for which a look may keep the GIL from event loops.
 _SLICE_SECONDS: Final = 0.001
 _PAUSE_SECONDS: Final = 0.001
 
 
 class Slices:
-    """Has a look in a thread of its own go on in slices, so that event loops get the GIL in between."""
+    """Divides a look that runs in a separate thread into slices, so that event loops get the GIL in between."""
 
     def __init__(self) -> None:
         self._sleeps = running_loop() is None
         self._began = perf_counter()
 
     def pause(self) -> None:
-        """Release the GIL for a moment at the end of a slice; without the lock of `OpenScopes`."""
+        """Release the GIL for a moment at the end of a slice; the caller must not hold the lock of `OpenScopes`."""
         if self._sleeps and perf_counter() - self._began > _SLICE_SECONDS:
             sleep(_PAUSE_SECONDS)
             self._began = perf_counter()
 
     def of(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield items, with pauses."""
+        """Yield the items, with a pause after each slice."""
         for item in items:
             yield item
             self.pause()
 
 
 class _Since(NamedTuple):
-    """What was read of a scope when it was last looked at, or when it was opened."""
+    """The readings of a scope at the last look, or at its opening."""
 
     scope: ReferenceType[ProfiledScope]
     loop: asyncio.AbstractEventLoop | None
@@ -68,18 +68,18 @@ class _Since(NamedTuple):
 
 
 class OpenScopes(collectors.Collector):
-    """Turns the measuring of open scopes on, and adds up what they and the readers of open streams do.
+    """Turns the measuring of open scopes on, and adds up the work of these scopes and of the readers of open streams.
 
     Scopes are held weakly: the scope that the runs of a graph share is collected with the graph.
 
     Args:
         least_pause_seconds: the pause between two looks at an event loop, at first.
-        counts_depths: whether inboxes tell of each change of their depth; else looks at the event loop ask for it.
+        counts_depths: whether inboxes report each change of their depth; otherwise looks at the event loop read it.
 
     Attributes:
         lock: held for a moment only: event loops wait for it when they open and close scopes. Reentrant, because a
             signal handler may look while it is held.
-        has_ended: whether nothing is measured any more.
+        has_ended: whether measuring has ended.
         loop_threads: the native ids of the threads that run event loops.
         gil_watch: finds which threads hold the GIL, once it is started.
     """
@@ -89,23 +89,23 @@ class OpenScopes(collectors.Collector):
         self.lock = threading.RLock()
         self.has_ended = False
         self.loop_threads: set[int] = set()
-        # Of looks, which go on for hours, less often: each asks a busy loop for the GIL.
+        # For live looks, which go on for hours, look at the GIL less often: each look takes the GIL from a busy loop.
         self.gil_watch = GilWatch(self.loop_threads, _LEAST_GIL_PAUSE_SECONDS * (1 if counts_depths else 6))
         self._least_pause_seconds = least_pause_seconds
         self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
         self._looks_at_closed: list[LoopLooks] = []
-        self._sums = Sums()  # of what has closed
+        self._sums = Sums()  # of scopes that have closed
         self._since: dict[int, _Since] = {}
-        # Not added to the sums yet: they are collected as garbage, anywhere, where nothing may be waited for.
+        # Collected as garbage, and not in the sums yet: garbage collection runs in any thread and must not wait for it.
         self._vanished: deque[ScopeSnapshot] = deque()
-        # When each open stream was last looked at, and how long its reader had waited; and the sums of these by name.
+        # For each open stream, the time of the last look and how long its reader had waited; and the sums by name.
         self._readers: dict[ProfiledStream, tuple[float, float]] = {}
         self._read: Read = {}
 
     def scope_opened(self, scope: ProfiledScope) -> None:
-        """Count what a new scope of the running loop does, from zero."""
+        """Count the work of a new scope of the running loop, from zero."""
         with self.lock:
-            if self.has_ended:  # meanwhile, in another thread
+            if self.has_ended:  # ended by another thread meanwhile
                 return
             self._add_vanished()
             opened, loop = ScopeSnapshot(id(scope), perf_counter()), asyncio.get_running_loop()
@@ -144,7 +144,7 @@ class OpenScopes(collectors.Collector):
                 watch.readers.discard(reader)
 
     def look(self, host: Host) -> list[tuple[ProfiledScope, ScopeSnapshot]]:
-        """Add what scopes and readers of a host have done since the last look; returns the scopes, and what they do.
+        """Add the work of a host's scopes and readers since the last look; return each scope with its snapshot.
 
         Scopes that were not measured yet are measured from now on.
         """
@@ -155,7 +155,7 @@ class OpenScopes(collectors.Collector):
         for scope in settled(host.open_scopes):
             found.append((scope, self._look_at(scope, host, slices)))
             slices.pause()
-        with self.lock:  # a stream that closes meanwhile is reported afterwards
+        with self.lock:  # the closing of a stream waits for this
             for reader in settled(host.open_readers):
                 if (read := self._readers.get(reader)) is not None:
                     _add_reader(self._read, reader, read)
@@ -178,19 +178,19 @@ class OpenScopes(collectors.Collector):
             snapshot = snapshot_of(scope, slices)
         elif activity is not None and activity == since.activity:
             admitted = None if scope.admitted is None else scope.admitted()
-            # no step has moved
+            # No step has moved.
             snapshot = replace(since.snapshot, seconds=perf_counter(), admitted=admitted, cuts=scope.cuts)
         else:
             snapshot = snapshot_of(scope, slices)
         with self.lock:
-            if self._since.get(id(scope)) is since:  # else it was closed meanwhile, or looked at
+            if self._since.get(id(scope)) is since:  # otherwise another thread has closed or read the scope meanwhile
                 if since is not None and snapshot.steps is not since.snapshot.steps:
                     self._sums.add(since.snapshot, snapshot)
                 self._since[id(scope)] = _Since(ref(scope), host.loop, snapshot, activity)
         return snapshot
 
     def taken(self) -> tuple[Sums, "Read"]:
-        """Return the sums of nodes and readers, and begin new ones."""
+        """Return the sums of nodes and readers, and begin new sums."""
         with self.lock:
             self._add_vanished()
             sums, self._sums = self._sums, Sums()
@@ -198,7 +198,7 @@ class OpenScopes(collectors.Collector):
         return sums, read
 
     def sums(self) -> tuple[Sums, "Read"]:
-        """Return copies of the sums of nodes and readers, with what was done since they were last looked at."""
+        """Return copies of the sums of nodes and readers, with the work since the last look."""
         with self.lock:
             self._add_vanished()
             sums, read = self._sums.copy(), dict(self._read)
@@ -210,7 +210,7 @@ class OpenScopes(collectors.Collector):
         return sums, read
 
     def evidence_of(self, sums: Sums, read: "Read", elapsed_seconds: float, loop_cpu_seconds: float | None) -> Evidence:
-        """Return evidence of sums of nodes and readers, with what the looks at event loops and the GIL have seen."""
+        """Return evidence from sums of nodes and readers, and from the looks at event loops and the GIL."""
         with self.lock:
             looks = [*self._looks_at_closed, *[watch.so_far() for watch in self._watches.values()]]
         windows = {name: window for seen in looks for name, window in settled(seen.windows.items)}
@@ -241,7 +241,7 @@ class OpenScopes(collectors.Collector):
         ])  # fmt: skip
 
     def look_anew(self) -> None:
-        """Forget what the looks at event loops and the GIL have seen."""
+        """Discard the measurements of the looks at event loops and the GIL."""
         with self.lock:
             self._looks_at_closed.clear()
             for watch in self._watches.values():
@@ -249,7 +249,7 @@ class OpenScopes(collectors.Collector):
         self.gil_watch.look_anew()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> "LoopWatch":
-        """Return the watch of a loop, and start it."""
+        """Return the watch of an event loop, and start the watch."""
         watch = self._watches.get(loop)
         if watch is None:
             for closed in [one for one in self._watches if one.is_closed()]:  # a watch keeps its loop
@@ -261,7 +261,7 @@ class OpenScopes(collectors.Collector):
         return watch
 
     def end(self) -> None:
-        """Measure nothing more."""
+        """End all measuring."""
         with self.lock:
             self.has_ended = True
             for watch in self._watches.values():
@@ -282,7 +282,7 @@ class OpenScopes(collectors.Collector):
 
 
 def snapshot_of(scope: ProfiledScope, slices: Slices | None = None) -> ScopeSnapshot:
-    """Return what the nodes of a scope do now; on any thread."""
+    """Return a snapshot of the nodes of a scope; callable from any thread."""
     steps = tuple(settled(lambda: scope.step_snapshots() if slices is None else slices.of(scope.step_snapshots())))
     admitted = None if scope.admitted is None else scope.admitted()
     return ScopeSnapshot(
@@ -300,9 +300,12 @@ def _add_reader(read: Read, reader: ProfiledStream, since: tuple[float, float]) 
 
 
 def settled(read: Callable[[], Iterable[T]]) -> list[T]:
-    """Return the items that `read` returns, once it was not disturbed.
+    """Return the items of a collection that other threads may change; read again until no change has disturbed it.
 
-    Other threads change the collections meanwhile, without a lock, so that items do not pay for profiles.
+    Other threads change the collection without a lock, so that items do not pay for profiles.
+
+    Args:
+        read: returns the collection.
     """
     for _ in range(_ATTEMPTS):
         with suppress(RuntimeError):  # "changed size during iteration"
@@ -311,7 +314,7 @@ def settled(read: Callable[[], Iterable[T]]) -> list[T]:
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs in this thread; None if none does."""
+    """Return the event loop that runs in this thread; None if there is no running loop."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -319,24 +322,24 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _in_thread_of(loop: asyncio.AbstractEventLoop | None, call: Callable[[], None]) -> None:
-    """Make a call on an event loop, between two of its steps; at once if it is the running loop, or is closed."""
+    """Make a call on an event loop, between two of its steps; at once if the loop runs in this thread, or is closed."""
     if loop is None or loop.is_closed() or loop is running_loop():
         call()
     else:
-        with suppress(RuntimeError):  # it was closed just now
+        with suppress(RuntimeError):  # the loop was closed just now
             loop.call_soon_threadsafe(call)
 
 
 # Loop watch: looks now and then at the streams of an event loop, and at whether a handler blocks the loop.
 #
-# It looks now and then instead of counting, so that an item does not pay for it.
+# A count at each item would slow down items, so the watch looks now and then instead.
 
 
 _STUCK_SECONDS: Final = 1.0
 
 
 def _stack_of(frame: FrameType | None) -> tuple[str, ...]:
-    """Return what a thread does, "file:line function", the outermost function first."""
+    """Return the calls of a thread, each as "file:line function", the outermost function first."""
     found: list[str] = []
     while frame is not None:
         found.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}")
@@ -348,7 +351,7 @@ def thread_seconds(thread: int) -> float | None:
     """Return the processor time of a thread of this process, in seconds; None if it has ended or is unknown.
 
     Args:
-        thread: its number, as `threading.get_native_id` gives it.
+        thread: the number of the thread, as `threading.get_native_id` gives it.
     """
     if sys.platform != "linux":
         return None
@@ -364,26 +367,27 @@ _PAUSE_SHARE: Final = 1 / 256
 # Multiples of the golden ratio, modulo 1, are spread evenly. Looks at equal distances would fall in step with handlers
 # that run at a regular pace, and would always see them in the same state.
 _GOLDEN: Final = (sqrt(5) - 1) / 2
-# On an idle loop, too, a timer is late by about a millisecond.
+# Even on an idle loop, a timer is late by about a millisecond.
 _LATE_SECONDS: Final = 0.003
-# Now and then a timer is late by more on an idle loop, too. So a few late looks count for nothing, unless the loop was
-# held for most of the time.
+# Now and then a timer is late by more than this, even on an idle loop. So a few late looks do not count, unless the
+# loop was held for most of the time.
 _LEAST_LATE: Final = 3
 _MOST: Final = 0.5
 
 
-# For how long nodes are looked at in one look, and how many times as long none is looked at then.
+# The longest time that one look spends on nodes; and after it, how many times as long looks leave nodes alone.
 _SCOPES_SECONDS: Final = 0.001
 _REST: Final = 199
 
 
 class LoopLooks:
-    """What the looks at one event loop have seen.
+    """The measurements of the looks at one event loop.
 
     Attributes:
         windows: how full the windows of streams were, by the names of the streams.
-        admitted: of each deployment, for how long it was looked at, and its places were taken, over all places.
-        seconds: the time that the looks stand for: each stands for the time since the look before.
+        admitted: for each deployment, by its id and its number of places: for how long it was looked at, and for how
+            long its places were taken, averaged over the places.
+        seconds: the time that the looks stand for: each look stands for the time since the look before.
         late_seconds: the part of `seconds` in which the loop was blocked, so that the timer of the look was late.
     """
 
@@ -412,7 +416,7 @@ class LoopLooks:
 
     @property
     def delay_seconds(self) -> float:
-        """Mean time, in seconds, by which timers were late, so a handler waits for its turn as long; 0 if seldom."""
+        """Mean delay of timers, in seconds; a handler waits as long for its turn. 0 if timers were seldom late."""
         return self._delays / self.seconds if self._is_habit else 0.0
 
     @property
@@ -421,14 +425,14 @@ class LoopLooks:
 
 
 class LoopWatch:
-    """Looks at the streams on one event loop, from the first scope that is opened until `stop`.
+    """Looks at the streams and scopes on one event loop, from the first opened scope until `stop`.
 
     Attributes:
         scopes: the scopes that are open.
         readers: the streams that are open.
-        seen: what the looks have seen.
+        seen: the measurements of the looks.
         thread: the native id of the thread that runs the loop; None if unknown.
-        asked: since when the loop was asked to begin with looks, and has not, by `monotonic`; 0 if it has.
+        asked: when the loop was asked to begin with looks, by `monotonic`; 0 once it has begun.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, least_pause_seconds: float = _LEAST_PAUSE_SECONDS) -> None:
@@ -436,12 +440,12 @@ class LoopWatch:
         self._least_pause_seconds = least_pause_seconds
         self._timer: asyncio.TimerHandle | None = None
         self._began: float | None = None
-        self._waits = 0.0, 0.0  # since when it waits for its next look, and until when
-        self._due = 0.0  # the latter, also where looks have begun anew
+        self._waits = 0.0, 0.0  # the begin and the end of the wait for the next look
+        self._due = 0.0  # the end of this wait; unlike in `_waits`, `look_anew` does not move it
         self._looks = 0
         self.thread: int | None = None
         self.asked = 0.0
-        self._has_usual_clock = abs(loop.time() - monotonic()) < 1  # and not that of a test
+        self._has_usual_clock = abs(loop.time() - monotonic()) < 1  # false for the virtual clock of a test
         self._is_on = True
         self._turns: list[ReferenceType[ProfiledScope]] = []
         self._rest_until = 0.0
@@ -451,18 +455,21 @@ class LoopWatch:
 
     @property
     def is_looking(self) -> bool:
-        """Whether it has a timer for its next look; without open scopes and streams it has none."""
+        """Whether the watch has a timer for its next look; without open scopes and streams it has no timer."""
         return self._timer is not None
 
     @property
     def silent_seconds(self) -> float:
-        """For how long the loop has not answered; from any thread."""
+        """For how long the loop has not answered, in seconds; readable from any thread."""
         if self.asked:
             return monotonic() - self.asked
         return 0.0 if self._timer is None else max(0.0, self._now() - self._due)
 
     def so_far(self) -> LoopLooks:
-        """Return what was seen, with a look that is late now, because something holds the loop; from any thread."""
+        """Return the measurements so far; callable from any thread.
+
+        If a look is late now, because something holds the loop, its delay up to now is included.
+        """
         seen, (since, due) = self.seen, self._waits
         now = self._now()
         if self._timer is None or now - due <= _LATE_SECONDS:
@@ -472,13 +479,13 @@ class LoopWatch:
         return seen
 
     def look_anew(self) -> None:
-        """Forget what was seen, and look as often as at first; from any thread."""
+        """Discard the measurements, and look as often as at first; callable from any thread."""
         now = self._now()
         self._began, self.seen = now, LoopLooks()
-        self._waits = now, max(self._waits[1], now)  # what is late already counts from now
+        self._waits = now, max(self._waits[1], now)  # a delay before this moment does not count
 
     def _now(self) -> float:
-        """Return the time of the loop: while something holds it, the clock of uvloop stands still."""
+        """Return the time of the loop, also while something holds the loop, when the clock of uvloop stands still."""
         return max(self._loop.time(), monotonic()) if self._has_usual_clock else self._loop.time()
 
     def start(self) -> None:
@@ -490,7 +497,7 @@ class LoopWatch:
             self._wait()
 
     def stop(self) -> None:
-        """Look no more; from any thread."""
+        """End the looks; callable from any thread."""
         self._is_on = False
         self.scopes, self.readers = WeakSet(), set()
         if self._timer is not None and not self._loop.is_closed():
@@ -541,16 +548,16 @@ class LoopWatch:
 # GIL, and the processor time that each thread has used meanwhile tells which thread.
 #
 # A thread that computes without the GIL, such as one in NumPy, uses processor time as well. To tell them apart, the
-# watch keeps the GIL for a moment: a thread that needs the GIL stands still then, the others go on.
+# watch keeps the GIL for a moment: threads that need the GIL stand still then, and other threads go on.
 
-# Even with the GIL free, a sleeping thread wakes 0.1 ms late.
+# Even if the GIL is free, a sleeping thread wakes 0.1 ms late.
 _NAP_SECONDS: Final = 0.0005
 _LEAST_WAIT_SECONDS: Final = 0.0003
 # Long enough to tell whether a thread goes on, and short beside the pauses.
 _KEPT_SECONDS: Final = 0.0001
-# What threads use to wait for the GIL, which they ask for again and again.
+# A thread that waits for the GIL asks for it again and again, which takes less processor time than this.
 _LEAST_RUN_SECONDS: Final = 0.00002
-# At first every ten milliseconds, which takes 1 % of a loop that never waits; then ever more seldom.
+# At first a look every ten milliseconds, which takes 1 % of a loop that never waits; then looks become rarer.
 _LEAST_GIL_PAUSE_SECONDS: Final = 0.01
 _GIL_PAUSE_SHARE: Final = 1 / 100
 
@@ -581,13 +588,13 @@ class GilWatch:
         self._thread.join()
 
     def look_anew(self) -> None:
-        """Forget what was seen, and look as often as at first; from any thread."""
+        """Discard the measurements, and look as often as at first; callable from any thread."""
         self._began = monotonic()
         self._held: dict[Holder, float] = defaultdict(float)
         self._seconds = self._waited = self._loop_waited = 0.0
 
     def use(self) -> GilUse:
-        """Return how the GIL was shared up to now."""
+        """Return the use of the GIL up to now."""
         seconds = self._seconds
         if not seconds:
             return GilUse()
@@ -609,7 +616,7 @@ class GilWatch:
             pause = max(self._least_pause_seconds, (now - self._began) * _GIL_PAUSE_SHARE)
 
     def _look(self) -> tuple[float, dict[Holder, float]]:
-        """Ask for the GIL once; returns how many seconds that took, and for which share each holder had the GIL."""
+        """Ask for the GIL once; return the seconds until it came, and the share of them for each holder of the GIL."""
         others = {
             thread.native_id: thread.name
             for thread in threading.enumerate()
@@ -640,7 +647,7 @@ class GilWatch:
                 continue
             no_node: tuple[Holder, float] = others[thread], 0.0
             holder, since = collectors.node_of_thread.get(thread, no_node)
-            here = min(seconds, after[thread] - since)  # it may have begun with another node meanwhile
+            here = min(seconds, after[thread] - since)  # the thread may have begun with another node meanwhile
             held[holder] += here / total
             held[nodes.get(thread, no_node)[0]] += (seconds - here) / total
         return waited * min(sum(held.values()), 1.0), held
