@@ -1,4 +1,4 @@
-"""Metrics, through the API of OpenTelemetry: open scopes are read when a reader collects, and pay nothing before."""
+"""Metrics, through the API of OpenTelemetry: a reader that collects reads open scopes, which pay nothing until then."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 
-# The bucket boundaries that the semantic conventions recommend for the durations of HTTP requests, in seconds.
+# The bucket boundaries that the OpenTelemetry conventions recommend for durations of HTTP requests, in seconds.
 RUN_BOUNDARIES: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 # A stream takes as long as its input is: from below a second to a day.
 STREAM_BOUNDARIES: Final = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 10800.0, 43200.0, 86400.0)
@@ -30,8 +30,8 @@ class Observed:
     Attributes:
         name: its name.
         kind: "counter" for a number that only grows, "up_down" for a level. Both can be summed over attributes.
-        unit: in UCUM.
-        description: what it says.
+        unit: its unit, in UCUM.
+        description: what it measures.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A histogram that is recorded when something ends.
+    """A histogram, to which a duration is added when a call or a stream ends.
 
     Attributes:
         name: its name.
@@ -116,12 +116,12 @@ class Series:
     """A metric with its attributes; `series` makes one object for each.
 
     Attributes:
-        metric: name of the metric, one of `definitions.OBSERVED`.
-        attributes: of bounded cardinality: graphs, nodes, outcomes, never an item or a run.
+        metric: the name of the metric, one of `definitions.OBSERVED`.
+        attributes: attributes of bounded cardinality: graphs, nodes, outcomes, never an item or a run.
     """
 
-    # Compared by identity: a scope that closes looks up the series of each of its numbers, and comparing names would
-    # take longer than all other work.
+    # Series are compared by identity: a scope that closes looks up the series of each of its numbers, and comparing
+    # names would take longer than all other work.
     __slots__ = ("attributes", "metric")
 
     def __init__(self, metric: str, attributes: tuple[tuple[str, str | bool], ...]) -> None:
@@ -135,7 +135,7 @@ _known: dict[tuple[str, tuple[tuple[str, str | bool], ...]], Series] = {}
 def series(metric: str, *attributes: tuple[str, str | bool]) -> Series:
     """Return the series of a metric and its attributes, pairs of name and value in a fixed order."""
     key = metric, attributes
-    return _known.get(key) or _known.setdefault(key, Series(metric, attributes))  # one, whichever thread comes first
+    return _known.get(key) or _known.setdefault(key, Series(metric, attributes))  # one object for all threads
 
 
 # A series, a number, and the object that the number belongs to, or None. The numbers of a series are added up; if
@@ -150,20 +150,20 @@ class CounterSource(Protocol):
     """
 
     def counters(self) -> Iterable[Reading]:
-        """Return its counters, which only grow."""
+        """Return the counters, which only grow."""
         ...
 
     def levels(self) -> Iterable[Reading]:
-        """Return its levels, as they are now; by default, it has none."""
+        """Return the present levels; by default, there are none."""
         return ()
 
 
 # The instruments are made at the first count, because importing them takes longer than using them. Until the
-# application sets a provider, they are proxies of the API, which then pass on to its instruments.
+# application sets a provider, the instruments are proxies of the API; then they pass on to the provider's instruments.
 
 Totals: TypeAlias = Callable[[], Mapping[str, Mapping[Series, float]]]
 
-# A reader reads one instrument after the other; within this time, all of them return numbers of the same moment.
+# A reader reads one instrument after the other; within this time, all instruments return numbers of the same moment.
 _SAME_MOMENT_SECONDS: Final = 1.0
 
 
@@ -171,7 +171,7 @@ class Instruments:
     """All instruments of one meter.
 
     Args:
-        meter: the meter, which makes them.
+        meter: the meter, which makes the instruments.
         totals: returns the numbers of the observable instruments.
 
     Attributes:
@@ -200,7 +200,7 @@ class Instruments:
             make(metric.name, [self._callback(metric)], metric.unit, metric.description)
 
     def unlock(self) -> None:
-        """Make a new lock; also in a forked process, where a thread of the parent may hold the old one."""
+        """Make a new lock; also in a forked process, where a thread of the parent may hold the old lock."""
         self._lock = threading.Lock()
 
     def _callback(self, metric: Observed) -> "Callable[[CallbackOptions], Iterable[Observation]]":
@@ -213,7 +213,7 @@ class Instruments:
         return observe
 
     def _now(self, metric: str) -> Mapping[str, Mapping[Series, float]]:
-        """Return all numbers: read once for all instruments, and anew when an instrument is read a second time."""
+        """Return all numbers; they are read once for all instruments, and anew when one is read a second time."""
         with self._lock:
             now = monotonic()
             begins = metric in self._told or not self._told
@@ -228,8 +228,9 @@ class Instruments:
 
 
 _instruments: Instruments | None = None
-# Returns the meter provider of the application; None if it has none, or if nothing was counted yet. It reads a private
-# attribute, for speed, as `spans.tracer_provider` does: if a later version lacks it, durations are recorded in vain.
+# Returns the meter provider of the application; None if the application has none, or if nothing was counted yet. It
+# reads a private attribute, for speed, as `spans.tracer_provider` does. If a later version of OpenTelemetry lacks the
+# attribute, durations are recorded in vain.
 meter_provider: Callable[[], object] = partial(getattr, None, "_METER_PROVIDER", None)
 _lock = threading.Lock()
 
@@ -259,7 +260,7 @@ def create(totals: Totals) -> None:
 
 
 def histogram(name: str) -> "Histogram | None":
-    """Return a histogram; None if nothing was counted yet, or the application exports no metrics."""
+    """Return a histogram; None if nothing was counted yet, or if the application exports no metrics."""
     return None if _instruments is None or meter_provider() is None else _instruments.histograms[name]
 
 
@@ -274,15 +275,15 @@ class Registry:
 
     def __init__(self) -> None:
         self._open: WeakValueDictionary[int, CounterSource] = WeakValueDictionary()
-        # Of sources that have closed, and are not in `_totals` yet.
+        # Sources that have closed, with their counters, which are not in `_totals` yet.
         self._departed: deque[tuple[CounterSource | None, dict[Series, float]]] = deque()
         self._totals: dict[Series, float] = {}
         self._highest: dict[Series, float] = {}
         self.unlock()
 
     def unlock(self) -> None:
-        """Make new locks; also in a forked process, where a thread of the parent may hold the old ones."""
-        self._lock = threading.Lock()  # `closed` and `add` never wait for it
+        """Make new locks; also in a forked process, where a thread of the parent may hold the old locks."""
+        self._lock = threading.Lock()  # `closed` and `add` never wait for this lock
         self._reading = threading.Lock()
 
     def opened(self, source: CounterSource) -> None:
@@ -313,7 +314,8 @@ class Registry:
     def totals(self) -> dict[str, dict[Series, float]]:
         """Return all numbers, by metric and series; a counter is never smaller than at an earlier call."""
         with self._reading:
-            # A source that closes meanwhile is in one of the two, or in both; then it is left out of the first.
+            # A source that closes meanwhile is in `sources`, in `just_closed` or in both; if in both, it is skipped in
+            # `sources`.
             with self._lock:
                 sources = [source for reference in self._open.valuerefs() if (source := reference()) is not None]
                 just_closed = self._take_departed()
@@ -327,7 +329,7 @@ class Registry:
             return self._sorted(found)
 
     def _fold(self) -> None:
-        """Add the closed sources to the totals; if a reader is using these, the reader does that afterwards."""
+        """Add the closed sources to the totals; if a reader is using the totals, the reader adds them afterwards."""
         while self._departed and self._lock.acquire(blocking=False):
             try:
                 self._take_departed()
@@ -347,8 +349,8 @@ class Registry:
         by_metric: dict[str, dict[Series, float]] = {}
         for series, value in found.items():
             if series.metric in COUNTERS:
-                # Other threads count while the numbers are read, one after the other, so an item may be missing from
-                # all of them for a moment. A counter must not go back, so its highest value counts.
+                # Numbers are read one after the other while other threads count, so an item may be missing from all
+                # numbers for a moment. A counter must not go back, so its highest value counts.
                 value = self._highest[series] = max(value, self._highest.get(series, value))
             by_metric.setdefault(series.metric, {})[series] = value
         return by_metric

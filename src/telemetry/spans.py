@@ -1,4 +1,4 @@
-"""Spans: functions and classes that open and end them. Calls that are not sampled have none."""
+"""Spans: functions and classes that open and end spans. Calls that are not sampled have no spans."""
 
 import contextvars
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -27,9 +27,10 @@ _tracer = trace.get_tracer(names.INSTRUMENTATION, schema_url=names.SCHEMA_URL)
 AttributeValue = str | int | float | Sequence[str]
 
 
-# Returns the tracer provider of the application; None if it has none. Each call of a graph asks for it, so it is a C
-# function that reads a private attribute: `get_tracer_provider()` reads the environment as long as there is no
-# provider, which costs as much as running ten nodes. If a later version lacks the attribute, spans are started in vain.
+# Returns the tracer provider of the application; None if the application has none. Each call of a graph asks for the
+# provider, so this is a C function that reads a private attribute. `get_tracer_provider()` reads the environment as
+# long as there is no provider, which costs as much as running ten nodes. If a later version of OpenTelemetry lacks the
+# attribute, spans are started in vain.
 tracer_provider: Callable[[], object] = partial(getattr, trace, "_TRACER_PROVIDER", trace)
 
 
@@ -47,8 +48,8 @@ def start(
         name: the name of the span.
         parent: the context with the parent span; by default the context of the caller.
         attributes: the attributes, which the sampler sees as well.
-        kind: the kind; CLIENT for calls of other systems.
-        links: links to the spans that the work is done for.
+        kind: the kind of the span; CLIENT for calls of other systems.
+        links: links to the spans for which the work is done.
     """
     return _tracer.start_span(name, context=parent, kind=kind, attributes=attributes, links=links)
 
@@ -63,7 +64,7 @@ def record_error(span: Span, error: BaseException) -> None:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an error of the user; if its `__str__` raises, a text that says so."""
+    """Return the text of an error of the user; if the `__str__` of the error raises, a text that says so."""
     try:
         return str(error)
     except Exception as broken:  # noqa: BLE001 - the user's `__str__`
@@ -74,7 +75,7 @@ Headers = Mapping[str, str] | Iterable[tuple[str, str] | tuple[bytes, bytes] | t
 
 
 class _Call(Protocol):
-    """A call of a graph; a Protocol, because this floor cannot import the engine."""
+    """A call of a graph; a Protocol, because telemetry cannot import the engine."""
 
     def _continued(self, headers: Mapping[str, str], /) -> object: ...
 
@@ -86,9 +87,10 @@ CallT = TypeVar("CallT", bound=_Call)
 def continue_trace(headers: Headers) -> Generator[None]:
     """Make the calls inside of a `with` block part of the trace of a request.
 
-    For servers that are not instrumented: an instrumented server does this by itself, and has a span of its own. The
-    spans of the calls become children of the span of the client. If the client does not sample the request, no spans
-    are recorded, and logs still have its trace id. Headers without a trace change nothing.
+    It is for servers that are not instrumented: an instrumented server continues the trace by itself, with a span of
+    its own. The spans of the calls become children of the span of the client. If the client does not sample the
+    request, no spans are recorded, but logs still have the trace id of the request. Headers without a trace change
+    nothing.
 
     It reads W3C Trace Context and Baggage (`traceparent`, `tracestate`, `baggage`), or the formats that
     `OTEL_PROPAGATORS` names.
@@ -101,8 +103,8 @@ def continue_trace(headers: Headers) -> Generator[None]:
     try:
         yield
     finally:
-        # Not `detach`, which logs an error if the context is another one: an async generator with this block around its
-        # `yield` may be closed in another context when it is left early.
+        # In another context than the one of `attach`, `detach` would log an error: an async generator with this block
+        # around its `yield` may be closed in another context when it is left early.
         with suppress(ValueError):
             token.var.reset(token)
 
@@ -110,9 +112,10 @@ def continue_trace(headers: Headers) -> Generator[None]:
 def continued(call: CallT, headers: Headers) -> CallT:
     """Return a call that is part of the trace of a message: its span is a child of the sender's span.
 
-    For consumers of queues, where a stream takes calls from a source, and `continue_trace` cannot be around each call.
-    A stream of calls needs `trace_items=True` for it; `run`, and a stream of one call, need nothing. The sampler
-    decides whether the span is recorded; by default, as the sender has decided. Headers without a trace change nothing.
+    It is for consumers of queues: there, a stream takes calls from a source, and `continue_trace` cannot be around each
+    call. A stream of calls needs `trace_items=True` for this; `run`, and a stream of one call, need no option. The
+    sampler decides whether the span is recorded; by default, it decides as the sender has. Headers without a trace
+    change nothing.
 
     Args:
         call: a call of a graph, not yet started.
@@ -140,7 +143,7 @@ def _text(value: str | bytes) -> str:
 
 
 def note_on_span(attributes: Mapping[str, AttributeValue]) -> None:
-    """Add attributes to the span that is current."""
+    """Add attributes to the current span."""
     trace.get_current_span().set_attributes(attributes)
 
 
@@ -148,7 +151,7 @@ _set_up: Callable[[], None] | None = None
 
 
 def set_up_workers(set_up: Callable[[], None]) -> None:
-    """Have each worker process that starts from now on call this function, pickled, before its first sampled item."""
+    """Set a function that each new worker process calls before its first sampled item; it must be picklable."""
     global _set_up  # noqa: PLW0603 - one for the process, as the provider of traces is
     _set_up = set_up
 
@@ -159,7 +162,7 @@ def set_up_of_workers() -> Callable[[], None] | None:
 
 
 def outgoing() -> dict[str, str]:
-    """Return the headers of the present context, for a worker process; empty if it has neither span nor baggage."""
+    """Return the headers of the current context, for a worker process; empty if it has neither span nor baggage."""
     headers: dict[str, str] = {}
     if otel_context.get_current():
         _w3c().inject(headers)
@@ -172,7 +175,7 @@ def incoming(headers: Mapping[str, str], set_up: Callable[[], None]) -> Generato
 
     Args:
         headers: the result of `outgoing` in the engine's process.
-        set_up: called if the call is sampled, to set up the sending of spans.
+        set_up: a function that sets up the sending of spans; it is called if the call is sampled.
     """
     token = otel_context.attach(_w3c().extract(headers))
     try:
@@ -185,7 +188,7 @@ def incoming(headers: Mapping[str, str], set_up: Callable[[], None]) -> Generato
 
 @cache
 def _w3c() -> "CompositePropagator":
-    """Return the propagator for worker processes; the one that the application has set is for other systems."""
+    """Return the propagator for worker processes; the propagator of the application is for other systems."""
     from opentelemetry.baggage.propagation import W3CBaggagePropagator
     from opentelemetry.propagators.composite import CompositePropagator
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -194,16 +197,16 @@ def _w3c() -> "CompositePropagator":
 
 
 class FrameSpan:
-    """The parent of the spans of one item's node executions, and the times since when their inputs are complete.
+    """The parent of the spans of one item's node executions, and the times at which their inputs were complete.
 
-    Only items of sampled calls have one.
+    Only items of sampled calls have a `FrameSpan`.
 
     Args:
         parent: the parent span.
-        body: the name of the body of control flow that the item is in; None if it is in none.
+        body: the name of the body of control flow that the item is in; None if it is in no body.
 
     Attributes:
-        parent, body: the same.
+        parent, body: the arguments.
         context: the context with the parent span.
         begun_at: when the item began.
         ready_at: for each step, when the last of the values that it reads was ready.
@@ -219,7 +222,7 @@ class FrameSpan:
         self.ready_at: dict[int, float] = {}
 
     def completed(self, consumers: Iterable[int]) -> None:
-        """Note that a value is ready which these steps read; the last value of a step makes its inputs complete."""
+        """Note that a value of these steps is ready; the last value that a step reads makes its inputs complete."""
         now = perf_counter()
         for consumer in consumers:
             self.ready_at[consumer] = now
@@ -240,14 +243,15 @@ def start_run(
     Args:
         graph: the name of the graph.
         context: the context of the call, which no other call shares: the span is made current in it.
-        is_wanted: whether a span is started; if not, logs of the call still get the ids in its headers.
-        headers: the headers of the trace that the call continues; None if it continues none.
+        is_wanted: whether to start a span; if not, logs of the call still get the ids in its headers.
+        headers: the headers of the trace that the call continues; None if it continues no trace.
         item: the index of the call in a stream.
         stream: the span of that stream.
-        begins_trace: whether the item begins a trace that is linked to its stream, and is not a child of the stream.
+        begins_trace: whether the item begins a trace of its own, linked to the stream, instead of a child span.
 
     Returns:
-        The span, or None if none is wanted or the application has set up no tracing; and whether it is recorded.
+        The span, and whether it is recorded. The span is None if it is not wanted, or if the application has set up no
+        tracing.
     """
     is_wanted = is_wanted and tracer_provider() is not None
     if not is_wanted and headers is None:
@@ -273,13 +277,13 @@ def start_run(
 
 
 def admitted(span: Span | None, waited_seconds: float) -> None:
-    """Note on the span of a call how long it has waited for its place."""
+    """Add to the span of a call how long the call has waited for its place."""
     if span is not None:
         span.set_attribute(names.ADMISSION_WAIT, waited_seconds)
 
 
 def key_free(span: Span | None, waited_seconds: float) -> None:
-    """Note on the span of an item how long it has waited for the calls of its key before it."""
+    """Add to the span of an item how long the item has waited for earlier calls of its key."""
     if span is not None:
         span.set_attribute(names.KEY_WAIT, waited_seconds)
 
@@ -312,7 +316,7 @@ def start_stream(context: contextvars.Context | None) -> Span | None:
 
 
 def item_skipped(span: Span | None, graph: str, item: int, error: BaseException | None) -> None:
-    """Note on the span of a stream that an item was skipped."""
+    """Add an event to the span of a stream: an item was skipped."""
     if span is not None and span.is_recording():
         attributes: dict[str, str | int] = {names.GRAPH: graph, names.ITEM: item}
         if error is not None:
@@ -328,27 +332,27 @@ def end_stream(
 
     Args:
         span: the span.
-        outcome: as for a call; cancelled if its reader has left before its end.
+        outcome: the outcome, as for a call; cancelled if the reader has left before the end of the stream.
         error: the error that ended the whole stream; None if there was none.
         items: how many items were started.
-        failed: how many of these failed.
-        skipped: how many of the failed ones were skipped.
+        failed: how many of these items failed.
+        skipped: how many of the failed items were skipped.
     """
     if span is not None and span.is_recording():
         span.set_attributes({names.STREAM_ITEMS: items, names.STREAM_FAILED: failed, names.STREAM_SKIPPED: skipped})
     end_run(span, outcome, error)
 
 
-# The first name is that in OpenAI's responses and Anthropic's messages, the second that in OpenAI's chat completions
-# and embeddings.
+# OpenAI's responses and Anthropic's messages have the first name, OpenAI's chat completions and embeddings the second.
 _INPUT = ("input_tokens", "prompt_tokens")
 _OUTPUT = ("output_tokens", "completion_tokens")
-# Anthropic counts these in addition to `input_tokens`, OpenAI as a part of it; the conventions count all input tokens.
+# Anthropic counts these tokens in addition to `input_tokens`, OpenAI as a part of it; the conventions count all input
+# tokens.
 _BESIDE_INPUT = ("cache_read_input_tokens", "cache_creation_input_tokens")
 
 
 def usage_of(result: Any) -> dict[str, str | int]:
-    """Return the span attributes of a model's result: its tokens and the model that answered; empty if it has none.
+    """Return span attributes for a model's result: its tokens, and the model that answered; empty if it has neither.
 
     Args:
         result: the result of the node: an object with attributes, or a mapping.
@@ -384,16 +388,16 @@ def _read(value: Any, field: str) -> Any:
 
 
 def of_every_execution(name: str, function: Callable[..., object], model: str | None) -> dict[str, AttributeValue]:
-    """Return what the spans of all executions of a node say alike, which takes too long to be put together each time.
+    """Return the span attributes that all executions of a node share; to make them at each execution takes too long.
 
     Args:
-        name: of the node.
-        function: what it runs.
-        model: the model that it calls, if that is what it does.
+        name: the name of the node.
+        function: the function that the node runs.
+        model: the model that the node calls; None if it calls no model.
     """
     attributes: dict[str, AttributeValue] = {names.NODE: name}
     qualname = getattr(function, "__qualname__", None)
-    if qualname is not None:  # an instance has none
+    if qualname is not None:  # an instance with `__call__` has no qualified name
         attributes[names.FUNCTION] = f"{function.__module__}.{qualname}"
     if model is not None:
         attributes[names.OPERATION] = names.CHAT
@@ -405,15 +409,15 @@ class NodeSpan:
     """The span of one node execution. It is current from its start to its end, which must be in the same task.
 
     Args:
-        parent: of the item.
-        name: of the node.
-        alike: what `of_every_execution` returned for the node.
+        parent: the `FrameSpan` of the item.
+        name: the name of the node.
+        alike: the attributes that `of_every_execution` returned for the node.
         item: the index of the item.
-        step: its index in the graph, for how long the item has waited since its inputs are complete; None for what
-            never waits.
+        step: the index of the step in the graph, to find how long the item has waited since its inputs were complete;
+            None for a step that never waits.
 
     Attributes:
-        calls_model: whether it has to hear what the model has returned.
+        calls_model: whether the caller has to pass the model's result to `returned`.
     """
 
     __slots__ = ("_span", "_token", "calls_model")
@@ -426,7 +430,7 @@ class NodeSpan:
         item: int,
         step: int | None = None,
     ) -> None:
-        # The outcome from the beginning, as adding an attribute later takes longer (1.2 us); it is "done" as a rule.
+        # Set the outcome at the start, as adding an attribute later takes longer (1.2 us); it is "done" as a rule.
         attributes = {**alike, names.ITEM: item, names.OUTCOME: "done"}
         if parent.body is not None:
             attributes[names.GRAPH] = parent.body
@@ -447,7 +451,7 @@ class NodeSpan:
 
         Args:
             outcome: done, failed, cancelled or expired.
-            error: the error to show; None if there is none.
+            error: the error to record; None if there is none.
         """
         otel_context.detach(self._token)
         if outcome != "done":
@@ -458,15 +462,15 @@ class NodeSpan:
 
 
 def present() -> Span:
-    """Return the current span; inside of a node execution, that of the node."""
+    """Return the current span; inside of a node execution, the span of the node."""
     return trace.get_current_span()
 
 
 def happened(event: str, node: str, error: BaseException | None = None, **more: AttributeValue) -> None:
-    """Add an event to the span of the present node execution.
+    """Add an event to the span of the current node execution.
 
     Args:
-        event: its name, such as `names.RETRY`.
+        event: the name of the event, such as `names.RETRY`.
         node: the name of the node.
         error: the error that led to the event; None if there is none.
         more: further attributes.
@@ -478,21 +482,22 @@ def happened(event: str, node: str, error: BaseException | None = None, **more: 
 
 
 def cached(how: str) -> None:
-    """Note on the span of the present node execution where its result comes from: "hit", "joined" or "miss"."""
+    """Add to the span of the current node execution whether its result was cached: "hit", "joined" or "miss"."""
     present().set_attribute(names.CACHE, how)
 
 
 def consists_of(nodes: tuple[str, ...]) -> None:
-    """Note on the span of the present node execution that its node was fused from these nodes."""
+    """Add to the span of the current node execution the names of the nodes that its node was fused from."""
     present().set_attribute(names.NODES, nodes)
 
 
-# Spans of what runs on a device: batches and single calls, and the compilations and transfers that they wait for.
+# Spans of work on a device: batches and single calls, and the compilations and transfers that they wait for.
 #
-# A device works for many calls at a time, so the span of a batch is linked to the spans of its items, and they to it.
-# It is a child of the first item that is sampled: so any sampler samples it as well, and it is found in that trace.
+# A device works for many calls at a time, so the span of a batch and the spans of its items are linked to each other.
+# The span of the batch is a child of its first sampled item: so any sampler samples the span as well, and it is found
+# in the trace of that item.
 
-# The default limit of the SDK, which drops further links silently.
+# The default limit of links in the SDK, which drops further links silently.
 MAX_LINKS = 128
 
 
@@ -500,12 +505,12 @@ class DeviceWait:
     """A sampled execution that waits for a device.
 
     Args:
-        span: its span.
+        span: the span of the execution.
 
     Attributes:
-        span: the same.
-        context: the context with the span, for the spans of the work that is done for it.
-        since: when it began to wait.
+        span: the argument.
+        context: the context with the span, for the spans of the work that is done for the execution.
+        since: when the execution began to wait.
     """
 
     __slots__ = ("context", "since", "span")
@@ -517,7 +522,7 @@ class DeviceWait:
 
 
 def waiting() -> DeviceWait | None:
-    """Return a wait for a device of the execution whose span is current; None if it is not sampled."""
+    """Return the wait for a device of the execution whose span is current; None if that span is not sampled."""
     if tracer_provider() is None:
         return None
     span = trace.get_current_span()
@@ -526,9 +531,10 @@ def waiting() -> DeviceWait | None:
 
 @contextmanager
 def of_step(actor: str, waits: Sequence[DeviceWait], items: int) -> Generator[None, None, None]:
-    """Have a span around a step of an actor that owns its loop: the root of a trace, linked to the sampled items in it.
+    """Put a span around a step of an actor that owns its loop: the root of a trace, linked to the step's sampled items.
 
-    A stream may be in thousands of steps, so its own trace has none of them, and its span no links to them.
+    A stream may take part in thousands of steps. So the trace of a stream contains no steps, and its span has no links
+    to steps.
     """
     links = [Link(wait.span.get_span_context()) for wait in waits[:MAX_LINKS]]
     attributes: dict[str, AttributeValue] = {names.NODE: actor, names.BATCH_ITEMS: items}
@@ -562,13 +568,13 @@ class JobSpan:
         self.context = trace.set_span_in_context(self._span, waits[0].context)
         self._dispatching_since = self._dispatched_at = perf_counter()
         for wait in waits:
-            if wait.span.is_recording():  # it is not if its item has been cancelled meanwhile
+            if wait.span.is_recording():  # the span of an item that was cancelled meanwhile has ended
                 wait.span.set_attribute(names.DEVICE_WAIT, self._dispatching_since - wait.since)
                 if items is not None:
                     wait.span.add_link(self._span.get_span_context())
 
     def dispatching(self) -> None:
-        """Note that the thread of the device takes the job again, now that its program is compiled."""
+        """Note that the thread of the device takes the job again, after its program was compiled."""
         self._dispatching_since = perf_counter()
 
     def dispatched(self, rows: int | None, tokens: tuple[int, int] | None) -> None:
@@ -576,7 +582,7 @@ class JobSpan:
 
         Args:
             rows: how many rows the batch has, including padding; None for a call that runs alone.
-            tokens: how many tokens of its items packed rows have, and how many with padding; None for other jobs.
+            tokens: for packed rows, how many tokens of items they have, and how many with padding; None for other jobs.
         """
         self._dispatched_at = perf_counter()
         self._span.set_attribute(names.DISPATCH_SECONDS, self._dispatched_at - self._dispatching_since)
@@ -591,7 +597,7 @@ class JobSpan:
 
         Args:
             error: the error of the job; None if there was none.
-            has_run: whether the job was given to the device; if not, all of its callers had left.
+            has_run: whether the job was given to the device; False if all of its callers had left.
         """
         if has_run:
             self._span.set_attribute(names.DEVICE_SECONDS, perf_counter() - self._dispatched_at)
@@ -603,7 +609,7 @@ class JobSpan:
         self._span.end()
 
     def transfer(self, size_bytes: int) -> AbstractContextManager[None]:
-        """Return a context manager that opens the span of a transfer to the device, to be put around its start."""
+        """Return a context manager that puts a span around the start of a transfer to the device."""
         attributes: dict[str, AttributeValue] = {
             names.NODE: self._node, names.DEVICE: self._device, names.TRANSFER_BYTES: size_bytes
         }  # fmt: skip
@@ -619,8 +625,8 @@ def compiling(
         node: the name of the node.
         device: the name of the device.
         describe: returns a text that describes the arguments of the program.
-        waiting: the contexts of the sampled spans that wait for the compilation; its span is a child of the first, and
-            linked to the others. If there are none, no span is opened.
+        waiting: the contexts of the sampled spans that wait for the compilation. The compilation's span is a child of
+            the first of them, and linked to the others. If there are none, no span is opened.
     """
     if not waiting:
         return nullcontext()

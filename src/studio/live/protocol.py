@@ -23,8 +23,8 @@ from .watch import LiveSnapshot, NodeLook, Request, ScopeLook
 #
 #     {"version": 1, "look": {"process": 4711, "seconds": 1.0, "nodes": [...], "verdict": {...}}}
 #
-# whose fields are those of `LiveSnapshot`, `NodeLook`, `Verdict` and so on; a field that is missing has its default. A
-# request may say more: see `Request`. A drawing is sent when a client asks for it, by the digest that looks tell:
+# The fields are the fields of `LiveSnapshot`, `NodeLook`, `Verdict` and so on; a missing field has its default. A
+# request may have the further fields of `Request`. A client asks for a drawing by its digest, which looks contain:
 #
 #     {"version": 1, "request": "drawing", "digest": "8e1f"} -> {"version": 1, "drawing": {"title": ..., "nodes": []}}
 #
@@ -33,16 +33,17 @@ from .watch import LiveSnapshot, NodeLook, Request, ScopeLook
 #     {"version": 1, "request": "profile", "seconds": 10} -> {"version": 1, "profile": "<!doctype html>..."}
 #
 # Each connection has its own "look before", so clients do not disturb each other; the first look of a connection has
-# ``"seconds": null``. What the server cannot answer, it answers with an error and goes on, except for a line that does
-# not end, after which it hangs up:
+# ``"seconds": null``. If the server cannot answer a request, it sends an error and goes on. After a line that does not
+# end, it sends an error and hangs up:
 #
 #     {"version": 1, "error": "a sentence"}
 #
-# The version changes when a client of the one before would read wrong numbers. Fields may be added without that, so a
-# client leaves alone what it does not know. By hand: ``echo '{"version": 1, "request": "look"}' | nc -U PATH``.
+# The version changes when a client of the version before would read wrong numbers. Fields may be added without a new
+# version, so a client ignores fields that it does not know. By hand:
+# ``echo '{"version": 1, "request": "look"}' | nc -U PATH``.
 
 VERSION: Final = 1
-# A request is a few dozen bytes; a peer that sends more without a newline is not a client.
+# A request is a few dozen bytes; a peer that sends more bytes than this without a newline is not a client.
 MAX_REQUEST_BYTES: Final = 4096
 # A profile is recorded for as long as its client waits, and costs more than looks do.
 MAX_SECONDS: Final = 60
@@ -51,14 +52,14 @@ T = TypeVar("T")
 
 
 class ProtocolError(Exception):
-    """What the other side sent is not what this version of the protocol says."""
+    """The other side has sent a line that does not follow this version of the protocol."""
 
 
 def read_request(line: bytes) -> Request:
-    """Return what a line asks for.
+    """Return the request in a line.
 
     Raises:
-        ProtocolError: it asks for nothing that there is; with a sentence for the client.
+        ProtocolError: the line is no request of this version; the message is a sentence for the client.
     """
     request = _object(line)
     if request.get("version") != VERSION:
@@ -82,7 +83,7 @@ _RECORDS: Final[dict[str, type[Any]]] = {
 
 
 def answer(look: LiveSnapshot) -> bytes:
-    """Return the line that tells of a look, without fields that have their defaults."""
+    """Return the line with a look, without fields that have their defaults."""
     told = {field.name: getattr(look, field.name) for field in fields(LiveSnapshot) if field.name not in _RECORDS}
     told["verdict"] = None if look.verdict is None else asdict(look.verdict)
     return _line({"version": VERSION, "look": told | {name: _told(getattr(look, name)) for name in _RECORDS}})
@@ -100,22 +101,22 @@ def _told(records: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def answer_drawing(drawing: object) -> bytes:
-    """Return the line that tells of a drawing; of None if no open scope has it."""
+    """Return the line with a drawing; with null if no open scope has the drawing."""
     return _line({"version": VERSION, "drawing": asdict(drawing) if isinstance(drawing, Drawing) else None})
 
 
 def answer_profile(page: str) -> bytes:
-    """Return the line that tells of a profile."""
+    """Return the line with the page of a profile."""
     return _line({"version": VERSION, "profile": page})
 
 
 def refusal(message: str) -> bytes:
-    """Return the line that tells of an error."""
+    """Return the line with an error."""
     return _line({"version": VERSION, "error": message})
 
 
 def read_look(answered: dict[str, Any]) -> LiveSnapshot:
-    """Return what the answer to a look tells."""
+    """Return the look in an answer."""
     look: dict[str, Any] = answered["look"]
     told = {name: tuple([_record(kind, one) for one in look.get(name, ())]) for name, kind in _RECORDS.items()}
     verdict = None if look["verdict"] is None else _record(Verdict, look["verdict"])
@@ -125,7 +126,7 @@ def read_look(answered: dict[str, Any]) -> LiveSnapshot:
 
 
 def read_drawing(answered: dict[str, Any]) -> Drawing | None:
-    """Return the drawing that an answer tells; None if the process has none."""
+    """Return the drawing in an answer; None if no open scope of the process has the drawing."""
     told = answered["drawing"]
     return None if told is None else _drawing(told)
 
@@ -139,10 +140,10 @@ def _drawing(told: dict[str, Any]) -> Drawing:
 
 
 def _read(line: bytes, read: Callable[[dict[str, Any]], T]) -> T:
-    """Return what an answer tells.
+    """Return the content of an answer.
 
     Raises:
-        ProtocolError: it is an error, of another version, or nothing of the kind.
+        ProtocolError: the line is an error, an answer of another version, or no answer at all.
     """
     answered = _object(line)
     if answered.get("version") != VERSION:
@@ -169,7 +170,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def _record(record: type[Any], found: dict[str, Any]) -> Any:
-    """Return a record with the fields that are known and were found; what an older process does not tell is left."""
+    """Return a record with the known fields that were found; fields that an older process lacks have their defaults."""
     known = {field.name: found[field.name] for field in fields(record) if field.name in found}
     lists = [name for name, value in known.items() if isinstance(value, list)]
     return record(**known | {name: tuple(known[name]) for name in lists})
@@ -184,7 +185,7 @@ _ANSWER_SECONDS: Final = 10.0
 
 
 class Client:
-    """A connection to a process. The texts of all errors say what to do.
+    """A connection to a process. The messages of all errors say what to do.
 
     Args:
         path: the path of the socket.
@@ -214,10 +215,10 @@ class Client:
         """Look at the process.
 
         Args:
-            show_messages: whether the messages of errors are told, which may hold values of items.
-            show_keys: whether the keys of items are told, and not eight digits that stand for each.
-            scope: the id of the scope whose nodes are told of; empty for all.
-            matching: a text that the graph, the node, the state or the key of items contains, to tell of these alone.
+            show_messages: whether the look has the messages of errors, which may hold values of items.
+            show_keys: whether the look has the keys of items; if not, it has eight digits that stand for each key.
+            scope: the id of the scope whose nodes the look has; empty for the nodes of all scopes.
+            matching: a text; the look has only items whose graph, node, state or key contains it.
 
         Raises:
             ConnectionError: the process has closed the connection.
@@ -229,7 +230,7 @@ class Client:
         return look
 
     def drawing(self, digest: str) -> Drawing | None:
-        """Return the drawing with a digest, as a look tells it; None if no open scope has it.
+        """Return the drawing with a digest that a look contains; None if no open scope has the drawing.
 
         Raises:
             ConnectionError: the process has closed the connection.
@@ -244,13 +245,13 @@ class Client:
         Raises:
             ConnectionError: the process has closed the connection.
             TimeoutError: the process does not answer.
-            OSError: the process is older, and records none.
+            OSError: the process is older, and records no profiles.
         """
         return self._ask(Request("profile", seconds=seconds), lambda answered: str(answered["profile"]))
 
     def _ask(self, asked: Request, read: Callable[[dict[str, Any]], T]) -> T:
         with self._explained():
-            with suppress(BrokenPipeError):  # the server has hung up; its last answer, which says why, can be read
+            with suppress(BrokenPipeError):  # the server has hung up, but its last answer, which says why, can be read
                 self._socket.sendall(_line({"version": VERSION} | asdict(asked)))
             give_up = monotonic() + _ANSWER_SECONDS + asked.seconds
             while b"\n" not in self._received:

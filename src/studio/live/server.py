@@ -24,7 +24,7 @@ from .watch import Looker
 # The size of `sun_path` without its final null byte: unix(7).
 MAX_PATH_BYTES: Final = 107 if sys.platform == "linux" else 103
 _MODE: Final = 0o600
-# How long to wait for other processes that open a socket in the same folder, which takes them only a moment.
+# How long to wait for other processes that open a socket in the same folder; opening takes only a moment.
 _LOCK_SECONDS: Final = 5.0
 
 
@@ -49,10 +49,10 @@ def listening(path: Path) -> Generator[socket.socket, None, None]:
         try:
             yield listener
         finally:
-            # Removed while the socket still listens. Otherwise another process could take it for the socket of a dead
-            # process and replace it, and this would remove the new one.
+            # Remove the file while the socket still listens. Otherwise another process could take the socket for the one
+            # of a dead process and replace the file, and this process would remove the new file.
             with suppress(FileNotFoundError):
-                if _identity(path) == file and os.getpid() == process:  # not in a process that was forked in the block
+                if _identity(path) == file and os.getpid() == process:  # a process forked in the block leaves the file
                     path.unlink()
 
 
@@ -95,9 +95,9 @@ def _locked(descriptor: int) -> bool:
 
 
 def _bind(listener: socket.socket, path: Path) -> tuple[int, int]:
-    """Make the file, and listen; return the identity of the file."""
-    # Linux gives the file the mode of its descriptor, less the umask. Other systems refuse to set that mode, or ignore
-    # it: for these, and for a umask that removes bits of the owner, the mode is set again before a client can connect.
+    """Make the socket's file, and listen; return the identity of the file."""
+    # Linux gives the file the mode of its descriptor, less the umask. Other systems refuse to set this mode, or ignore
+    # it. For such systems, and for a umask that removes bits of the owner, set the mode again before clients connect.
     with suppress(OSError):
         os.fchmod(listener.fileno(), _MODE)
     try:
@@ -140,14 +140,14 @@ def _remove_stale(path: Path) -> None:
 
 
 def _who_listens(path: Path) -> str:
-    """Return which process listens at a socket; empty if none does."""
+    """Return which process listens at a socket; empty if no process does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             return ""
-        except OSError:  # it has no room for one more, is not ours to look at, or is of another kind
+        except OSError:  # its backlog is full, we may not connect to it, or it is another kind of socket
             return "another process"
         if not hasattr(socket, "SO_PEERCRED"):
             return "another process"
@@ -161,7 +161,7 @@ def _identity(path: Path) -> tuple[int, int]:
     return file.st_dev, file.st_ino
 
 
-# Each client costs counters, a thread and a file descriptor. More than a few are a mistake.
+# Each client costs counters, a thread and a file descriptor. More clients than this are a mistake.
 MAX_CLIENTS: Final = 16
 # After how many seconds to accept clients again, if the process had no free file descriptor.
 _RETRY_SECONDS: Final = 1.0
@@ -187,23 +187,23 @@ class Server:
         self._thread = threading.Thread(target=self._serve, name="penstock-expose", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to accept clients."""
         self._thread.start()
         _SERVERS.add(self)
 
     def stop(self) -> None:
-        """End; waits for the threads."""
+        """Disconnect all clients, and wait until the threads have ended."""
         _SERVERS.discard(self)
-        with suppress(OSError):  # it was left to the process that this one is forked from
-            self._wake.shutdown(socket.SHUT_RDWR)  # closing would not wake the thread if a forked process has it open
+        with suppress(OSError):  # a forked process has left the socket to its parent
+            self._wake.shutdown(socket.SHUT_RDWR)  # `close` wakes no thread while a forked process has the socket open
         self._wake.close()
         self._thread.join()
 
     def leave_to_parent(self) -> None:
-        """In a process that was forked, and has no such threads: keep nothing open, and look at nothing."""
+        """Close all files without answering; for a forked process, which does not have the threads of its parent."""
         for client, (monitor, _) in [*self._clients.items()]:
             monitor.close()
-            os.close(client.detach())  # its thread, which is not here, has a file of it open
+            os.close(client.detach())  # not `close`: the parent's thread has made a file of the socket, still open here
         for ours in (self._listener, self._wake, self._woken):
             ours.close()
 
@@ -213,7 +213,7 @@ class Server:
                 client, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 continue  # the client has left already
-            except OSError as error:  # no descriptor, or no memory, for now
+            except OSError as error:  # no free descriptor, or no memory, for now
                 logs.warning("expose.not_accepted", error=repr(error))
                 _readable(_RETRY_SECONDS, self._woken)
                 continue
@@ -282,7 +282,7 @@ def _readable(for_seconds: float | None, *sockets: socket.socket) -> set[int]:
 
 
 class _Pace:
-    """Has long looks of a client wait, so that they take a small share of the time.
+    """Delays the looks of a client after a long look, so that looks take a small share of the time.
 
     Args:
         client: the client.
@@ -290,7 +290,7 @@ class _Pace:
 
     def __init__(self, client: socket.socket) -> None:
         self.client = client
-        self._is_first = True  # that looks at all scopes, and tells nothing of the next look
+        self._is_first = True  # the first look reads all scopes, so its time says nothing about the next look
         self._due = 0.0
 
     @contextmanager
@@ -307,12 +307,12 @@ class _Pace:
 
 @contextmanager
 def _without_collections() -> Generator[None, None, None]:
-    """Collect no garbage meanwhile.
+    """Turn the garbage collection off during a look.
 
-    A look makes many records for a moment. A collection meanwhile would count these as long-lived, and would have the
-    whole heap looked through much more often, which stops event loops.
+    A look makes many short-lived records. A collection during the look would count them as long-lived. The collector
+    would then search the whole heap much more often, which stops event loops.
     """
-    if not gc.isenabled():  # by the program, or by the look of another client
+    if not gc.isenabled():  # turned off by the program, or by the look of another client
         yield
         return
     _COLLECTS_LATER.append(True)
@@ -330,7 +330,7 @@ def _collect_again() -> None:
 
 
 def _profile(for_seconds: float, client: socket.socket) -> str:
-    """Record a profile, and return its page; a client that leaves, and the end of the block, end it at once."""
+    """Record a profile, and return its page; recording ends at once if the client leaves, or `expose` ends."""
     from ..page.page import page_of
 
     with profile() as recorded:
@@ -350,13 +350,14 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 @contextmanager
 def expose(path: str | os.PathLike[str]) -> Generator[Path, None, None]:
-    """Let `python -m penstock top PATH` show the nodes of this process, inside of the `with`.
+    """Let `python -m penstock top PATH` show the nodes of this process, inside of the `with` block.
 
-    A thread answers at a Unix socket, so that a process whose event loop is blocked can be looked at, too. All Engines
-    of the process are shown, in any thread. The socket has mode 0600: only its user, and root, may connect. Its file is
-    removed at the end of the block; the file of a process that has died is replaced.
+    A thread answers at a Unix socket, so that you can also look at a process whose event loop is blocked. All Engines
+    of the process are shown, in any thread. The socket has mode 0600: only the user of the process, and root, may
+    connect. The end of the block removes the socket's file; the file of a process that has died is replaced.
 
-    It costs nothing while no client is connected. While one is, `async def` nodes are timed, as by `profile()`.
+    It costs nothing while no client is connected. While a client is connected, `async def` nodes are timed, as by
+    `profile()`.
 
     Args:
         path: the path of the socket, in an existing folder; at most 107 bytes, on Linux. Each process needs a path of
@@ -366,8 +367,8 @@ def expose(path: str | os.PathLike[str]) -> Generator[Path, None, None]:
         A context manager, whose value is the absolute path.
 
     Raises:
-        FileExistsError: another process listens there, or the file is not a socket.
-        OSError: a socket cannot be opened there; the message says why, and what to do.
+        FileExistsError: another process listens at the path, or the file is not a socket.
+        OSError: a socket cannot be opened at the path; the message says why, and what to do.
     """
     absolute = Path(path).absolute()
     with listening(absolute) as listener:

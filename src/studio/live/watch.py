@@ -1,4 +1,4 @@
-"""Looker: what all nodes of this process do between two looks, as records and as a table."""
+"""Looker: the work of all nodes of this process between two looks, as records and as a table."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -34,43 +34,43 @@ from ...telemetry.tables import (
 )
 
 
-@dataclass(slots=True)  # not frozen: that would take five times as long, at each look
+@dataclass(slots=True)  # not frozen: to make a frozen record takes five times as long, and each look makes many
 class NodeLook:
     """One node, over all scopes of its graph.
 
     Attributes:
-        graph: name of its graph, or of the body of control flow that it belongs to.
-        node: name of the node, as drawn.
+        graph: the name of its graph, or of the body of control flow that it belongs to.
+        node: the name of the node, as drawn.
         runs_on: "loop", "thread", "process", or another place.
-        completed: items that it finished with a result since the look before.
-        failed: items that ended in an error here since then.
-        total_completed: items that it has finished with a result in the scopes that are open now.
-        total_failed: items that have ended in an error there.
-        busy_share: share of the time since the look before for which its places were taken, also by items that are
-            still in it; for a node without a limit, the number of items in it at a time. None if it is not known.
+        completed: items that the node finished with a result since the look before.
+        failed: items that ended here with an error since the look before.
+        total_completed: items that the node finished with a result, in the scopes that are open now.
+        total_failed: items that ended here with an error, in the scopes that are open now.
+        busy_share: the share of the time since the look before for which its places were taken, also by items that are
+            still in it; for a node without a limit, the mean number of items in it. None if unknown.
         inbox_depth: items that wait in its inbox now.
-        inbox_capacity: how many may wait there; None if unbounded.
-        in_flight: items in it now.
-        limit: how many may be in it; None if unlimited.
-        figures: what its execution tells besides, now.
-        outage: for how long its items are retried, and after which error, as a sentence; empty if none is.
+        inbox_capacity: how many items may wait in the inbox; None if unbounded.
+        in_flight: items in the node now.
+        limit: how many items may be in the node; None if unlimited.
+        figures: the figures that its execution reports, as they are now.
+        outage: for how long its items are retried, and after which error, as a sentence; empty if no item is retried.
         drawing: the digest of the drawing of its graph; empty if unknown.
-        step: the place of its box there: its id; in a body, "owner.number of the body.id".
+        step: the id of its box in this drawing; in a body, "owner.number of the body.id".
         retried: how many further attempts there were, in the scopes that are open now.
-        hedged: how many items have got a second attempt beside the first, there.
-        failed_over: how many items its failover took over, there.
-        cache_hits: how many calls got a result that was kept, there.
-        cache_misses: how many calls have begun a computation, there.
-        p50: half of its executions of the last minute took at most this long, in seconds; None if none was timed.
-        p99: 99 % of them took at most this long; None if fewer than 20 were timed.
-        timed: how many executions the two stand for.
+        hedged: how many items got a second attempt beside the first, in these scopes.
+        failed_over: how many items its failover took over, in these scopes.
+        cache_hits: how many calls got a cached result, in these scopes.
+        cache_misses: how many calls began a computation, in these scopes.
+        p50: half of its executions in the last minute took at most this long, in seconds; None if none was timed.
+        p99: 99 % of these executions took at most this long; None if fewer than 20 were timed.
+        timed: how many executions `p50` and `p99` rest on.
         shared: the limit that it shares with other nodes, in words; empty if `limit` is its own.
-        device_share: the share of its time for which a device computed for it; None if unknown.
-        blocked: finished items that wait for room behind it; they are not in `in_flight`.
+        device_share: the share of its busy time for which a device computed for it; None if unknown.
+        blocked: finished items that wait for room after the node; they are not in `in_flight`.
         waits: items that wait for room in its full inbox.
-        buffer_depth: of a node that gives a stream: values in the stream that wait for their reader; else None.
-        buffer_capacity: how many may wait there.
-        values: how many values it has given.
+        buffer_depth: for a node that gives a stream, values in the stream that wait for their reader; None for others.
+        buffer_capacity: how many values may wait in the stream.
+        values: how many values the node has given.
     """
 
     graph: str
@@ -111,22 +111,23 @@ class ScopeLook:
     """A run, a stream or a deployment.
 
     Attributes:
-        id: stands for the scope, also once it has ended.
+        id: a text that identifies the scope, also once it has ended.
         graph: the names of its graphs.
         kind: "runs" for all calls of `run` of a graph, "stream", "call" or "deployment".
-        opened: when it was opened, in seconds since 1970.
+        opened: when the scope was opened, in seconds since 1970.
         drawings: the digests of the drawings of its graphs.
-        admitted: how many calls of a deployment are in flight; None for others.
-        max_admitted: how many may be.
+        admitted: for a deployment, how many calls are in flight; None for other scopes.
+        max_admitted: how many calls may be in flight.
         cut_age: how old its newest cut is, in seconds: a snapshot with `checkpoint=`, or a stored state of a durable
-            loop. None before the first.
+            loop. None before the first cut.
         cut_bytes: the size of the newest cut.
         cut_asked: how often cuts are asked for, such as "every 60 s"; empty for a scope without cuts.
-        cut_reached: the time between the last two cuts, in seconds; None before the second.
-        cuts: how many there were.
-        done: how many items of a stream have ended, or how many values of a saved call were taken; None for others.
-        total: how many there will be; None if unknown.
-        left: how long the others take at the rate since it was opened, in seconds; None if unknown.
+        cut_reached: the time between the last two cuts, in seconds; None before the second cut.
+        cuts: how many cuts there were.
+        done: for a stream, how many items have ended; for a call with `checkpoint=`, how many records its source has
+            given, or how many values were taken. None for other scopes.
+        total: how many items or records there will be; None if unknown.
+        left: how long the remaining items take at the rate since the scope was opened, in seconds; None if unknown.
     """
 
     id: str
@@ -146,7 +147,7 @@ class ScopeLook:
     left: float | None = None
 
     def words(self) -> str:
-        """Return its progress and its cuts; empty if it has neither."""
+        """Return a text about the progress and the cuts of the scope; empty if it has neither."""
         said: list[str] = []
         if self.done is not None:
             said.append(f"{count(self.done) if self.total is None else of(self.done, self.total)} done")
@@ -163,21 +164,21 @@ class ScopeLook:
 
 @dataclass(frozen=True, slots=True)
 class LiveSnapshot:
-    """What a process does, at one look.
+    """The state of a process, at one look.
 
     Attributes:
-        process: its process id.
-        seconds: how long ago the look before was; None if this is the first, which has no rates.
+        process: the id of the process.
+        seconds: how long ago the look before was; None for the first look, which has no rates.
         nodes: the nodes of scopes that are open or have ended since the look before.
-        verdict: what limits the throughput; None if no item has left a node since the look before.
-        lines: what belongs to no node, each with its label, such as the consumers of the process.
-        when: when it was taken, in seconds since 1970.
+        verdict: the verdict: what limits the throughput; None if no item has left a node since the look before.
+        lines: pairs of a label and a text that belong to no node, such as the consumers of the process.
+        when: when the look was taken, in seconds since 1970.
         scopes: the scopes that are open.
         items: the oldest items in flight, the oldest first.
-        in_flight: how many items there are.
+        in_flight: how many items are in flight.
         failures: the newest failures of the process, by node and class, the newest first.
         stuck: the event loops that have not answered for a second.
-        evidence: what the verdict stands on, in sentences.
+        evidence: sentences with the measurements behind the verdict.
     """
 
     process: int
@@ -196,16 +197,16 @@ class LiveSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks for.
+    """A request of a client.
 
     Attributes:
         request: a look, the drawing of a graph, or a profile.
-        digest: that of the drawing.
-        show_messages: whether a look tells the messages of errors, which may hold values of items.
-        show_keys: whether it tells the keys of items, and not eight digits that stand for each.
-        scope: the id of the scope whose nodes it tells of; empty for all.
-        seconds: how long the profile is recorded.
-        matching: a text that the graph, the node, the state or the key of items contains, to tell of these alone.
+        digest: the digest of the drawing.
+        show_messages: whether a look has the messages of errors, which may hold values of items.
+        show_keys: whether a look has the keys of items; if not, it has eight digits that stand for each key.
+        scope: the id of the scope whose nodes a look has; empty for the nodes of all scopes.
+        seconds: for how long the profile is recorded.
+        matching: a text; a look has only items whose graph, node, state or key contains it.
     """
 
     request: str = ""
@@ -222,17 +223,17 @@ LOOK: Final = Request("look")
 
 
 class _Present:
-    """What the nodes of some scopes hold, and have done.
+    """The counters and places of the nodes of some scopes.
 
     Attributes:
         totals: the sum of the counters of each node.
         last: the last snapshot of each node.
-        places: the places of each node by their keys; None for those of a scope that have no limit.
+        places: the places of each node by their keys; None where a node has no limit in a scope.
         names: the nodes by the keys of their snapshots.
     """
 
     def __init__(self, scopes: Iterable[Sequence[StepSnapshot]], rest: "_Present | None" = None) -> None:
-        """Add what further scopes hold to the rest."""
+        """Add further scopes to the rest."""
         counters: dict[Name, list[ActorStatistics]] = {}
         self.totals: dict[Name, ActorStatistics] = {}
         self.last: dict[Name, StepSnapshot] = {}
@@ -251,12 +252,12 @@ class _Present:
         self.totals = {name: ActorStatistics.total(found) for name, found in counters.items()}
 
     def limit_of(self, name: Name) -> int | None:
-        """Return how many items may be in a node: by its own limit, or by that of the stream or call around it."""
+        """Return how many items may be in a node: by its own limit, or by the limit of the stream or call around it."""
         places = [*self.places.get(name, {None: None}).values()]
         return None if None in places else sum(place.limit for place in places if place is not None)
 
     def shared_limits(self) -> dict[Name, str]:
-        """Return for each node whose limit is not its own whose it is, in words."""
+        """Return, for each node whose limit is not its own, a text that says whose limit it is."""
         sharing: dict[Hashable, tuple[Capacity, list[Name]]] = {}
         for name, places in self.places.items():
             for key, place in places.items():
@@ -274,20 +275,20 @@ class _Present:
 
 
 class Looker:
-    """Tells what snapshots show, one after the other; it keeps what scopes hold in which nothing moves."""
+    """Turns snapshots into looks, one after the other; it keeps the numbers of scopes in which nothing has moved."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[StepSnapshot, ...]] = {}
         self._idle: list[int] = []
         self._rest = _Present(())
-        self._ended: dict[str, dict[Name, ActorStatistics]] = {}  # in the scope that the look before asked for
+        self._ended: dict[str, dict[Name, ActorStatistics]] = {}  # counters of the scope that the last look asked for
 
     def look(self, snapshot: Snapshot, asked: Request = LOOK) -> LiveSnapshot:
-        """Return what a snapshot tells; nodes of one graph stand together.
+        """Return the look that shows a snapshot; nodes of one graph stand together.
 
         Args:
             snapshot: the snapshot.
-            asked: which scope to tell of, and whether to tell messages and keys.
+            asked: which scope to show, and whether to show messages and keys.
         """
         scopes, work = snapshot.scopes, snapshot.work
         if asked.scope:
@@ -300,7 +301,7 @@ class Looker:
                 name: _work_of_scope(work.get(name) or NodeWork(), total, before.get(name, total))
                 for name, total in now.totals.items()
             }
-        # Also nodes whose scopes have ended meanwhile.
+        # Nodes whose scopes have ended meanwhile count, too.
         names = dict.fromkeys((*now.last, *[name for name, did in work.items() if did.runs_on]))
         graphs = {graph: place for place, graph in enumerate(dict.fromkeys(graph for graph, _ in names))}
         holds: dict[Name, StepContents] = {}
@@ -332,7 +333,7 @@ class Looker:
 
 
 def _work_of_scope(did: NodeWork, now: ActorStatistics, before: ActorStatistics) -> NodeWork:
-    """Return what a node did in one scope, of what it did in all."""
+    """Return the work of a node in one scope, from its work in all scopes and its counters in this scope."""
     completed, failed = now.completed - before.completed, now.failed - before.failed
     return did._replace(runs_on="", completed=completed, failed=failed, busy_share=None)
 
@@ -359,7 +360,7 @@ def _look_of(name: Name, present: _Present, did: NodeWork, holds: StepContents, 
     limit, last = present.limit_of(name), present.last.get(name)
     share = did.busy_share
     if share is not None and limit is not None:
-        share = min(share, 1.0)  # the whole time of an item counts when it leaves, so it may be more than passed
+        share = min(share, 1.0)  # the time of an item counts when it leaves, so it may exceed the time between looks
     runs_on, counts = did.runs_on, (did.completed, did.failed)
     if last is None:
         found = NodeLook(*name, runs_on, *counts, 0, 0, share, 0, 0, 0, limit)
@@ -397,7 +398,7 @@ def look_table(look: LiveSnapshot, max_rows: int | None = None) -> Table:
 
     Args:
         look: the look.
-        max_rows: how many nodes there is room for; None for all.
+        max_rows: how many rows there is room for; None for all.
     """
     over = "" if look.seconds is None else f", over {duration(look.seconds)}"
     outages = tuple(("outage", node.outage) for node in look.nodes if node.outage)
@@ -417,7 +418,7 @@ def look_table(look: LiveSnapshot, max_rows: int | None = None) -> Table:
 
 
 def stuck_line(loop: StuckLoop) -> tuple[str, str]:
-    """Return what a table says of an event loop that does not answer."""
+    """Return the label and the text of a table about an event loop that does not answer."""
     at = f", at {loop.stack[-1]}" if loop.stack else ""
     return "stuck", f"the event loop of {loop.thread} has not answered for {duration(loop.seconds)}{at}"
 
@@ -489,7 +490,7 @@ def _is_limit(look: LiveSnapshot, node: NodeLook) -> bool:
 
 
 def _most_telling(look: LiveSnapshot, max_rows: int | None) -> Sequence[NodeLook]:
-    """Return the nodes to show, in their order: the one that limits, and those with most items."""
+    """Return the nodes to show, in their order: the node that limits, and the nodes with most items."""
 
     def weight(index: int) -> tuple[bool, int, int, int]:
         node = look.nodes[index]
