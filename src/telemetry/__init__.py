@@ -1,4 +1,4 @@
-"""Spans, logs, profiles, live looks and tables; knows the API of OpenTelemetry and nothing of the rest of the house."""
+"""Spans, logs, profiles, live looks and tables; it knows the API of OpenTelemetry, and no other part of Penstock."""
 
 from typing import TYPE_CHECKING
 

@@ -20,19 +20,19 @@ ActorState: TypeAlias = Literal["running", "restarting", "stopped"]
 class ChannelStatistics:
     """A snapshot of a channel.
 
-    A `put_wait_seconds` that grows means that the consumer is the bottleneck; a `get_wait_seconds` that grows
-    means that the producer is.
+    If `put_wait_seconds` grows, the consumer is the bottleneck; if `get_wait_seconds` grows, the producer is the
+    bottleneck.
 
     Attributes:
         depth: how many items it holds now.
         capacity: how many items it may hold; None if unbounded.
-        high_water: the most items that it has held.
+        high_water: the most items that it has held at a time.
         bytes_held: how many bytes it holds now, counted for items whose size is known.
         puts: how many items have entered since the channel was made.
         waiting_putters: how many tasks wait for room now.
         waiting_getters: how many tasks wait for an item now.
         put_wait_seconds: how long puts have waited for room in total, including the puts that wait now.
-        get_wait_seconds: how long gets have waited for an item in total, without the gets that wait now.
+        get_wait_seconds: how long gets have waited for an item in total; gets that wait now do not count yet.
     """
 
     depth: int
@@ -51,11 +51,11 @@ class CacheStatistics:
     """A snapshot of the results that a node keeps, with `cache=`.
 
     Attributes:
-        hits: how many calls got a result that was kept.
+        hits: how many calls got a kept result.
         misses: how many calls have begun a computation.
         joined: how many calls have waited for the computation of another call.
-        evicted: how many results had to go for others, over all call sites in the Engine.
-        bytes_held: how many bytes the results take that are kept now, with their keys, over all call sites in the
+        evicted: how many results were removed to make room for newer results, over all call sites in the Engine.
+        bytes_held: how many bytes the results that are kept now take, with their keys, over all call sites in the
             Engine.
         store: a number that identifies the results: records with the same number share them.
     """
@@ -69,13 +69,13 @@ class CacheStatistics:
 
 
 class Figure(NamedTuple):
-    """A number that an execution tells of a node.
+    """A number that an execution reports for a node.
 
     Attributes:
-        name: what it counts or measures, such as "sent".
-        unit: of the number, as OpenTelemetry writes units: "By", "s", "{call}".
+        name: the name of the counted or measured quantity, such as "sent".
+        unit: the unit of the number, as OpenTelemetry writes units: "By", "s", "{call}".
         value: the number now.
-        place: the machine that it is of, if the node runs on several; else empty.
+        place: the machine that the number belongs to, if the node runs on several machines; otherwise empty.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Figure(NamedTuple):
     place: str = ""
 
 
-# Who tells lines of a live look that belong to no node, in the order in which they came.
+# Functions that return lines of a live look that belong to no node, in the order of their registration.
 _tellers: dict[object, Callable[[], Iterable[tuple[str, str]]]] = {}
 
 
@@ -95,7 +95,7 @@ def tell_in_top(tell: Callable[[], Iterable[tuple[str, str]]]) -> Callable[[], N
         tell: returns pairs of a label and a text. It is called in another thread.
 
     Returns:
-        A function that ends this.
+        A function that removes these lines from looks.
     """
     mark = object()
     _tellers[mark] = tell
@@ -122,22 +122,22 @@ class ActorStatistics:
         restarts: how often its instance was replaced by a new one; 0 for a node without an instance.
         in_flight: how many items are in it now, over all call sites that share its places.
         concurrency: how many items it handles at a time; None if unlimited.
-        busy_seconds: the time spent in its handlers over all items, including waits. None for an `async def` without a
-            policy that starts no tasks, which is not timed; and for a node that gives or reads a stream, whose time
-            would include that of the nodes before it.
+        busy_seconds: the time spent in its handlers, waits included, summed over items. None for an `async def` that
+            has no policy and starts no tasks, because it is not timed; and for a node that gives or reads a stream,
+            because its time would include the time of the nodes before it.
         inbox: the inbox. If it is full, and its `put_wait_seconds` grows, this node limits the pipeline.
         state: for a stateful node, or an actor that owns its loop: "running"; "restarting" after a crash until it runs
             again; "stopped" if it is not restarted, or if its scope has ended. None for other nodes.
         places: a number that identifies its places: records with the same number share `in_flight` and `concurrency`.
         hedged: how many items have got a second attempt beside the first.
-        hedges_won: how many of these had their result from the second attempt.
-        cache: the results that it keeps; None for a node without `cache=`.
+        hedges_won: how many of these items got their result from the second attempt.
+        cache: the statistics of its cache; None for a node without `cache=`.
         failed_over: how many items its failover took over, after the last attempt.
-        figures: what an actor that owns its loop tells by `report`, or another execution by its
+        figures: the numbers that an actor that owns its loop reports with `report`, or another execution with its
             `penstock.extension.Bound.figures`.
-        retrying_seconds: for how long items are retried now: of these, the time since the earliest first failure.
-        retrying_error: the class of the error that this item has failed with last; empty if no item is retried.
-        outage: the two in a sentence; empty if no item is retried.
+        retrying_seconds: the time since the first failure of the item that is retried for the longest time now.
+        retrying_error: the class of the last error of this item; empty if no item is retried.
+        outage: `retrying_seconds` and `retrying_error` in a sentence; empty if no item is retried.
         success_rate: the share of the items that ended with a result, from 0 to 1; None before one has ended.
     """
 
@@ -163,7 +163,7 @@ class ActorStatistics:
 
     @property
     def outage(self) -> str:
-        """For how long its items are retried now, and after which error, as a sentence; empty if none is."""
+        """A sentence: for how long items are retried now, and after which error; empty if no item is retried."""
         lasting = f"{name_of(self.graph, self.node)} has been retried for {duration(self.retrying_seconds)}"
         return f"{lasting}: {self.retrying_error}" if self.retrying_error else ""
 
@@ -174,7 +174,7 @@ class ActorStatistics:
 
     @staticmethod
     def total(records: "Iterable[ActorStatistics]") -> "ActorStatistics":
-        """Return the sum of records, under the names of the first; places that several of them share count once."""
+        """Return the sum of records, with the names of the first; places that several records share count once."""
         first, *others = records
         if not others:
             return first
@@ -183,7 +183,7 @@ class ActorStatistics:
         places: dict[int, ActorStatistics] = {}
         for number, one in enumerate(every, 1):
             key = -number if one.places is None else one.places
-            if key not in places or one.in_flight > places[key].in_flight:  # an idle scope tells of no others
+            if key not in places or one.in_flight > places[key].in_flight:  # an idle scope counts no items of others
                 places[key] = one
         inboxes = [one.inbox for one in every]
         longest = max(every, key=lambda one: one.retrying_seconds)
@@ -208,19 +208,20 @@ class ActorStatistics:
 
 @dataclass(frozen=True)
 class ProgramMemory:
-    """What one compiled program takes on each of its devices, as its compiler says.
+    """The memory that one compiled program takes on each of its devices, as its compiler says.
 
-    While it runs, it takes the sum of the first three, less `reused_bytes`; code comes once.
+    While the program runs, it takes the sum of the bytes of arguments, outputs and temporary values, less
+    `reused_bytes`. Its code takes memory once.
 
     Attributes:
-        arguments: what it is compiled for, "x: float32[64,3]".
-        argument_bytes: of its arguments, parameters included.
-        output_bytes: of its results.
-        temporary_bytes: of what it computes in between.
-        reused_bytes: of arguments whose memory the results take (donation).
-        code_bytes: of the program itself; 0 where the compiler does not say.
+        arguments: the types and shapes of the arguments that it is compiled for, such as "x: float32[64,3]".
+        argument_bytes: the size of its arguments, parameters included.
+        output_bytes: the size of its results.
+        temporary_bytes: the size of its temporary values, which it needs only while it runs.
+        reused_bytes: the size of arguments whose memory the results take (donation).
+        code_bytes: the size of its code; 0 where the compiler does not say.
         calls: how often it has run.
-        program: stands for the program, to tell it from others.
+        program: a number that identifies the program.
     """
 
     arguments: str
@@ -234,7 +235,7 @@ class ProgramMemory:
 
     @property
     def total_bytes(self) -> int:
-        """What it takes while it runs, without its code."""
+        """The bytes that it takes while it runs, without its code."""
         return self.argument_bytes + self.output_bytes + self.temporary_bytes - self.reused_bytes
 
 
@@ -272,7 +273,7 @@ INBOX_COUNTERS = "puts", "put_wait_seconds", "get_wait_seconds"
 
 
 def changed(record: Record, **changes: object) -> Record:
-    """Return a copy with other values of some fields, as `replace` does, in a fifth of the time; for no slots."""
+    """Return a copy with other values of some fields, as `replace` does, in a fifth of the time; not for slots."""
     twin = object.__new__(type(record))
     object.__setattr__(twin, "__dict__", vars(record) | changes)
     return twin
@@ -301,7 +302,7 @@ def counted(now: ActorStatistics, before: ActorStatistics | None, less: Callable
     done: ActorStatistics = less(now, before, *_COUNTERS)
     has_cache = now.cache is not None and before.cache is not None
     cache = less(now.cache, before.cache, *_CACHE_COUNTERS) if has_cache else None
-    vars(done).update(inbox=less(now.inbox, before.inbox, *INBOX_COUNTERS), cache=cache)  # it is of nobody else yet
+    vars(done).update(inbox=less(now.inbox, before.inbox, *INBOX_COUNTERS), cache=cache)  # a new record
     return done
 
 
@@ -328,11 +329,11 @@ class Cuts(NamedTuple):
     """The snapshots of a call with `checkpoint=`, or the states that durable loops have stored.
 
     Args:
-        asked: how often they are asked for, such as "every 60 s".
-        made: how many were made.
-        newest: when the newest was made, in seconds since 1970; 0 before the first.
-        bytes: the size of the newest.
-        reached: the time between the last two, in seconds; None before the second.
+        asked: how often snapshots are asked for, such as "every 60 s".
+        made: how many snapshots were made.
+        newest: when the newest snapshot was made, in seconds since 1970; 0 before the first.
+        bytes: the size of the newest snapshot.
+        reached: the time between the last two snapshots, in seconds; None before the second.
     """
 
     asked: str
@@ -342,24 +343,24 @@ class Cuts(NamedTuple):
     reached: float | None = None
 
     def one_more(self, size: int) -> "Cuts":
-        """Return them with another, made now, of so many bytes."""
+        """Return the record after one more snapshot, made now; `size` is in bytes."""
         now = time()
         return Cuts(self.asked, self.made + 1, now, size, now - self.newest if self.made else None)
 
 
 class SavedSnapshots(NamedTuple):
-    """What the snapshots of a call with `checkpoint=` have cost.
+    """The costs of the snapshots of a call with `checkpoint=`.
 
     Attributes:
-        saved: how many were written.
-        skipped: how many were left out, because the one before was still being written, or of `max_bytes`.
+        saved: how many snapshots were written.
+        skipped: how many were left out, because the snapshot before was still being written, or because of `max_bytes`.
         failed: how many could not be written.
-        bytes: the size of those that were written.
-        write_seconds: how long that took, beside the pipeline.
+        bytes: the size of all written snapshots.
+        write_seconds: how long the writing took, beside the pipeline.
         copy_seconds: how long large states were copied, while their steps waited.
         loop_seconds: how long small states were copied, while the event loop waited.
         reader_seconds: how long the reader waited for the copies of its state and of the values that it had not taken.
-        most_values: the most values that the reader has taken from one snapshot to the next.
+        most_values: the most values that the reader has taken between two snapshots.
     """
 
     saved: int = 0
@@ -373,6 +374,6 @@ class SavedSnapshots(NamedTuple):
     most_values: int = 0
 
     def plus(self, other: "SavedSnapshots") -> "SavedSnapshots":
-        """Return both together."""
+        """Return the sum of both."""
         both = SavedSnapshots._make(one + more for one, more in zip(self, other, strict=True))
         return both._replace(most_values=max(self.most_values, other.most_values))

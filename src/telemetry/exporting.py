@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 # Closing the exporters at the exit of the interpreter, within a time limit.
 #
-# The SDK's own exit handlers wait for an endpoint that is down: for all retries of each batch, up to half a minute for
-# each signal. So each exporter is closed in a thread, and the exit waits for these only `EXIT_SECONDS`. The threads are
-# started early, because Python starts no thread at exit.
+# If the endpoint is down, the SDK's own exit handlers wait for all retries of each batch, up to half a minute for each
+# signal. So each exporter is closed in a thread, and the exit waits only `EXIT_SECONDS` for these threads. The threads
+# are started early, because Python starts no thread at exit.
 
 # A full queue of the SDK, 2,048 spans, goes to a receiver on the same machine in 0.2 s by HTTP and in 0.4 s by gRPC.
 # There is time for one retry, which comes after a second.
@@ -41,7 +41,7 @@ class _Closer:
         self.start()
 
     def start(self) -> None:
-        """Start the thread; to be called again in a forked process, which does not have the thread."""
+        """Start the thread; call this again in a forked process, which does not have the thread."""
         self.told = threading.Event()
         self.done = threading.Event()
         threading.Thread(target=self._run, name="penstock-telemetry-exit", daemon=True).start()
@@ -53,7 +53,7 @@ class _Closer:
 
 
 def close_at_exit(closes: Sequence[Callable[[], None]]) -> None:
-    """Call functions at the exit of the interpreter, each in a thread, and wait for them for at most `EXIT_SECONDS`."""
+    """Call functions at the exit of the interpreter, each in a thread; the exit waits at most `EXIT_SECONDS`."""
     closers = [_Closer(close) for close in closes]
     if not closers:
         return
@@ -79,8 +79,8 @@ def _close(closers: Sequence[_Closer]) -> None:
 
 # Sends the spans and metrics of an application to a receiver of OTLP.
 #
-# Libraries call the API of OpenTelemetry and nothing else. What is set up here belongs to the application, so the SDK
-# is an extra, and only `setup` loads it.
+# Libraries call only the API of OpenTelemetry. Exporters belong to the application, so the SDK is an extra, and only
+# `setup` loads it.
 
 # The values of OTEL_EXPORTER_OTLP_PROTOCOL, and the exporter for each. The first one is the default of the standard.
 _PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
@@ -91,7 +91,7 @@ def setup(*, service_name: str, endpoint: str | None = None) -> None:
 
     Call it once, before the first call of a graph. It sets the global providers of OpenTelemetry, so that all other
     instrumented libraries in the process send their spans and metrics, too. Spans that handlers make in worker
-    processes are sent from these. At the exit of the interpreter, unsent data is sent for at most 3 seconds;
+    processes are sent from there. At the exit of the interpreter, unsent data is sent for at most 3 seconds;
     `trace.get_tracer_provider().force_flush()` sends it earlier.
 
     The standard `OTEL_*` variables configure everything else, and a variable wins over an argument, so that the
@@ -148,9 +148,9 @@ def _send_traces_of_worker(resource: dict[str, Any], endpoint: str | None) -> No
         resource: the resource attributes of the parent; the worker shares all but `service.instance.id`.
         endpoint: as for `setup`.
     """
-    if not _has_none(trace.get_tracer_provider()):  # the module of the node has set one up
+    if not _has_none(trace.get_tracer_provider()):  # the module of the node has set up a provider
         return
-    with logged("telemetry.not_set_up_in_worker"):  # an item must not fail for its spans
+    with logged("telemetry.not_set_up_in_worker"):  # an item must not fail because its spans cannot be sent
         from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
 
         own = Resource({**resource, SERVICE_INSTANCE_ID: str(uuid4())})
@@ -170,7 +170,7 @@ def _send_metrics(exporters: list[Callable[[], Any]], resource: "Resource") -> "
 
 
 def _is_free(signal: str, provider: object) -> bool:
-    """Whether no provider is set yet; logs a warning if one is."""
+    """Whether no provider is set yet; log a warning if a provider is set."""
     if _has_none(provider):
         return True
     remedy = "call telemetry.setup() once, and only where nothing else sets a provider"
@@ -215,7 +215,7 @@ def _protocol(signal: str, prefixes: tuple[str, ...]) -> str:
 def _resource(service_name: str) -> "Resource":
     from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 
-    named = OTELResourceDetector().detect().attributes.get(SERVICE_NAME)  # what the environment says
+    named = OTELResourceDetector().detect().attributes.get(SERVICE_NAME)  # the name in the environment
     return Resource.create({} if named else {SERVICE_NAME: service_name})
 
 

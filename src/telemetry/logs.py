@@ -15,7 +15,7 @@ _ITEM_FIELDS = frozenset({"graph", "node", "item", "attempt"})
 
 
 def describe_items(describe: Callable[[], Mapping[str, object]]) -> None:
-    """Register a function that returns the fields of the item that is being handled by the caller; empty if none is."""
+    """Register a function that returns the fields of the item that the caller handles; empty if it handles no item."""
     _describers.append(describe)
 
 
@@ -23,8 +23,9 @@ def add_trace_context(logger: Any, method_name: str, event_dict: MutableMapping[
     """Add the trace and the item to a log event; a processor for `structlog.configure(processors=[...])`.
 
     Inside of a span, recorded or not, it adds `trace_id` and `span_id`. Inside of the handler of a node, also in its
-    threads, tasks and worker processes, it adds `graph`, `node`, `item` and `attempt`; but if the event has one of
-    these fields, it adds none of them, since the event may be about another item. Fields of the event are not changed.
+    threads, tasks and worker processes, it adds `graph`, `node`, `item` and `attempt`. If the event already has one of
+    these four fields, it adds none of the four, since the event may be about another item. Fields of the event are not
+    changed.
 
     Args:
         logger: not used.
@@ -53,10 +54,10 @@ def warning(event: str, **fields: object) -> None:
 
 @contextmanager
 def logged(event: str, **fields: object) -> Generator[None]:
-    """Log an `Exception` as a warning, with its `repr` as `error`, and go on: no caller can be given it."""
+    """Log an `Exception` of the block as a warning, with its `repr` as `error`, and go on: no caller can handle it."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - code of the user or of another library; what follows has to run as well
+    except Exception as error:  # noqa: BLE001 - code of the user or of another library; code after the block must run
         warning(event, **fields, error=repr(error))
 
 
@@ -67,11 +68,11 @@ def _ids() -> dict[str, str]:
     return {"trace_id": trace.format_trace_id(context.trace_id), "span_id": trace.format_span_id(context.span_id)}
 
 
-# The newest failures of the process: graph, node (empty if no node has raised the error), class, text or number, and
-# time. They are kept always, also while nobody looks.
+# The newest failures of the process: the graph, the node (empty if no node has raised the error), the class of the
+# error, its text or number, and the time. They are kept always, also while nobody looks.
 failures: deque[tuple[str, str, str, str | float, float]] = deque(maxlen=200)
 _TEXT: Final = 200  # characters of the text of an error that are kept
-# Those of the base class: the class of a user may have a property of this name.
+# The `args` of the base class: the class of a user may have a property of this name.
 _args_of: Final[Callable[[BaseException], tuple[Any, ...]]] = vars(BaseException)["args"].__get__
 
 

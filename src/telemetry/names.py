@@ -48,7 +48,7 @@ STREAM_ITEMS = "penstock.stream.items"
 STREAM_FAILED = "penstock.stream.failed"
 STREAM_SKIPPED = "penstock.stream.skipped"
 
-# Attributes of what happens on devices.
+# Attributes of work on devices.
 DEVICE = "penstock.device"
 DEVICE_WAIT = "penstock.device_wait_seconds"
 DISPATCH_SECONDS = "penstock.dispatch_seconds"

@@ -30,12 +30,12 @@ def count(value: int | None) -> str:
 
 
 def of(value: int, limit: int | None) -> str:
-    """Return how much of a limit is used: 3/16."""
+    """Return a number of things, with its limit: 3/16."""
     return f"{value:,}/{count(limit)}"
 
 
 def seconds(value: float | None) -> str:
-    """Return a time in seconds; never in a larger unit, so that the times of a column can be compared."""
+    """Return a time in seconds, never in a larger unit, so that people can compare the times of a column."""
     return UNKNOWN if value is None else f"{significant(value)} s"
 
 
@@ -97,7 +97,7 @@ class Table(NamedTuple):
 
     Args:
         facts: a label and a value for each line above the table.
-        columns: the columns, the most important first: if there is no room, the last ones are left out.
+        columns: the columns, the most important first: if there is no room, the last columns are left out.
         rows: the rows, with a cell for each column.
         remark: a text below the table; may be empty.
         headings: the heading of each row, such as its graph; empty if rows have no headings.
@@ -144,16 +144,16 @@ def by_graph(graphs: Sequence[str]) -> list[int]:
     )
 
 
-# Names that are too long are shortened to this, before columns of numbers are left out.
+# The columns to which long names are shortened, before columns of numbers are left out.
 _LEAST_NAME_COLUMNS: Final = 20
 _LEAST_COLUMNS: Final = 40
-# Where there is no terminal. A log or a file has room for all columns of numbers, but a sentence is wrapped.
+# The width of lines without a terminal: a log or a file has room for all columns of numbers, but sentences are wrapped.
 _SENTENCE_COLUMNS: Final = 80
 _GAP, _INDENT = "  ", "  "
 
 
 def _fitted(table: Table, room: int | None) -> Table:
-    """Return a table without columns whose cells are all equal, and without those for which there is no room.
+    """Return a table without columns whose cells are all equal, and without columns for which there is no room.
 
     The first column, and the first column of numbers, always stay.
     """
@@ -190,7 +190,7 @@ def _fitted(table: Table, room: int | None) -> Table:
 
 
 def _columns_of(column: Column, cells: Sequence[str]) -> int:
-    """Return the width of a column: that of its widest cell, or of the longest word of its heading."""
+    """Return the width of a column: the width of its widest cell, or of the longest word of its heading."""
     words = column.title.split() if column.is_number else [column.title]
     return max(map(width, (*words, *cells)), default=0)
 
@@ -252,8 +252,8 @@ def _line(table: Table, cells: Sequence[str], sizes: Sequence[int]) -> str:
 
 
 def to_text(table: Table) -> str:
-    """Return the table as lines that fit into the terminal; if there is none, with all columns."""
-    from shutil import get_terminal_size  # here, and `html` below: a program that shows no table needs neither
+    """Return the table as lines that fit into the terminal; without a terminal, with all columns."""
+    from shutil import get_terminal_size  # imported here, as `html` below: a program that shows no table needs neither
 
     room = get_terminal_size((0, 0)).columns or None
     return "\n".join([line.rstrip() for line, _ in lines(table, room)])
@@ -314,12 +314,12 @@ _Figure: TypeAlias = tuple[str, str, float, str]  # `counters.Figure`
 
 
 def figure_columns(of_rows: Iterable[Sequence[_Figure]]) -> list[str]:
-    """Return the headings of the figures that some rows have: the name, and the unit unless that is what is counted."""
+    """Return the headings of the figures that some rows have: the name, and the unit unless it is like "{call}"."""
     return list(dict.fromkeys(_heading(one) for figures in of_rows for one in figures))
 
 
 def figure_cells(figures: Sequence[_Figure], columns: Sequence[str]) -> list[str]:
-    """Return the cells of a row below the headings of figures; those of several places are added up."""
+    """Return the cells of a row below the headings of figures; figures of several places are added up."""
     found: dict[str, float] = {}
     for one in figures:
         found[_heading(one)] = found.get(_heading(one), 0) + one[2]
@@ -333,13 +333,13 @@ def table_with_figures(
     nodes: Iterable[tuple[str, tuple[str, ...], Sequence[_Figure]]],
     remark: str = "",
 ) -> "Table":
-    """Return a table with a row for each node, and below it a row for each place that some of its figures are of.
+    """Return a table with a row for each node, and below it a row for each place that has figures of the node.
 
     Args:
-        facts: about the whole.
-        columns: those of all nodes; columns for the figures follow.
-        nodes: for each node its graph, its cells, and its figures.
-        remark: below the table.
+        facts: a label and a value for each line above the table.
+        columns: the columns that all nodes have; columns for the figures follow.
+        nodes: for each node, its graph, its cells, and its figures.
+        remark: a text below the table.
     """
     nodes = list(nodes)
     headings, rows = list[str](), list[tuple[str, ...]]()

@@ -37,7 +37,7 @@ def clip(text: str, columns: int) -> str:
 
 
 def shorten(text: str, columns: int) -> str:
-    """Return `text`, with an ellipsis in its middle if it takes more than `columns`; its end may matter."""
+    """Return `text`, with an ellipsis in its middle if it takes more than `columns`; so its end stays visible."""
     if width(text) <= columns:
         return text
     head = clip(text, columns // 2 + 1)

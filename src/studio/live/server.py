@@ -49,8 +49,8 @@ def listening(path: Path) -> Generator[socket.socket, None, None]:
         try:
             yield listener
         finally:
-            # Remove the file while the socket still listens. Otherwise another process could take the socket for the one
-            # of a dead process and replace the file, and this process would remove the new file.
+            # Remove the file while the socket still listens. Otherwise another process could think that this process is
+            # dead and replace the file, and this process would remove the new file.
             with suppress(FileNotFoundError):
                 if _identity(path) == file and os.getpid() == process:  # a process forked in the block leaves the file
                     path.unlink()

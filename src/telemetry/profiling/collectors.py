@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# While no profile is taken, the opening and closing of a scope reads one empty list, and registers nothing.
+# While no profile is taken, a scope that opens or closes reads one empty list, and registers nothing.
 
 
 class Collector:
-    """A profile that is being taken; it leaves alone what it does not need."""
+    """A profile that is being taken; subclasses override the methods for the events that they need."""
 
     def scope_opened(self, scope: "ProfiledScope") -> None:
         """Count the work of a new scope, from zero."""
@@ -36,23 +36,23 @@ class Collector:
         """Take timed executions of a node."""
 
     def depth_changed(self, graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
-        """Take how many items were in the inbox of a node, and when, in seconds of `time.perf_counter`."""
+        """Take points of an inbox's depth: the moment, in seconds of `time.perf_counter`, and the number of items."""
 
     def device_worked(self, work: "DeviceWork") -> None:
-        """Take a piece of work of a device; on any thread."""
+        """Take a piece of work of a device; called in any thread."""
 
     def worker_started(self, began: float, ended: float) -> None:
-        """Take when a worker process started, while no other one had done any work; on any thread."""
+        """Take the start of a worker process, while no other worker had done any work; called in any thread."""
 
     def snapshots_saved(self, graph: str, snapshots: "SavedSnapshots") -> None:
-        """Take what a part of a snapshot of a call has cost."""
+        """Take the cost of a part of a snapshot of a call."""
 
 
 hosts: "WeakSet[Host]" = WeakSet()
-# While a profile is taken: for each thread, by the number that the operating system gives it, graph and name of the
-# node that it has worked for last, and its processor time when it began with that.
+# While a profile is taken: for each thread, by its native id, the graph and the name of the node that it has worked for
+# last, and its processor time when it began with this work.
 node_of_thread: dict[int, tuple[tuple[str, str], float]] = {}
-# The profiles that are being taken; empty nearly always, which any thread may look at.
+# The profiles that are being taken: nearly always empty. Any thread may read it.
 running: list[Collector] = []
 
 
@@ -69,7 +69,7 @@ def end(collector: Collector) -> None:
 
 
 def report(event: Callable[Concatenate[Collector, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Tell each profile that is being taken of an event; callable from any thread.
+    """Report an event to each profile that is being taken; callable from any thread.
 
     Args:
         event: the method of `Collector` that takes the event.

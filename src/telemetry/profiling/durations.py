@@ -10,8 +10,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 K = TypeVar("K")
 
-# Points of the curve that are kept until a profile collects them, and the least time between two: a curve of a second
-# then has 1,000 points, which is more than a screen.
+# How many points of a curve are kept until a profile collects them, and the least time between two points: a curve of a
+# second then has 1,000 points, which is more than a screen shows.
 _POINTS: Final = 1024
 _POINT_SECONDS: Final = 0.001
 
@@ -20,9 +20,9 @@ class DepthTotals(NamedTuple):
     """Sums over time of the depth of a queue.
 
     Args:
-        waited_seconds: for how long items were in it, over all items: the integral of its depth.
-        occupied_seconds: for how long it was not empty.
-        full_seconds: for how long it was full.
+        waited_seconds: for how long items were in the queue, summed over items: the integral of its depth.
+        occupied_seconds: for how long the queue was not empty.
+        full_seconds: for how long the queue was full.
     """
 
     waited_seconds: float = 0.0
@@ -34,14 +34,14 @@ NO_DEPTH: Final = DepthTotals()
 
 
 class DepthWatch:
-    """Adds up over time how many items are in a queue; told of every change while a profile is taken, or now and then.
+    """Adds up over time how many items are in a queue. During a profile, it gets every change; otherwise, some depths.
 
     Args:
-        depth: items in it now.
-        capacity: how many it may hold; None for no bound.
+        depth: items in the queue now.
+        capacity: how many items the queue may hold; None for no bound.
 
     Attributes:
-        points: the newest moments and depths, a selection.
+        points: a selection of the newest depths, each with its moment.
     """
 
     __slots__ = ("_at", "_capacity", "_depth", "_full", "_kept_at", "_occupied", "_waited", "points")
@@ -55,11 +55,11 @@ class DepthWatch:
         self.points: deque[tuple[float, int]] = deque(maxlen=_POINTS)
 
     def keep_points(self, *, on: bool) -> None:
-        """Keep moments and depths from now on, or none."""
+        """Keep points from now on, or keep none."""
         self.points = deque(maxlen=_POINTS if on else 0)
 
     def changed(self, depth: int) -> None:
-        """Note the number of items that it holds from now on."""
+        """Note the number of items that the queue holds from now on."""
         now = perf_counter()
         before = self._depth
         if before:
@@ -88,15 +88,15 @@ class DepthWatch:
 
 
 class OutsideSeconds(NamedTuple):
-    """What items waited for outside of the event loop; each counts for itself, also those of one batch.
+    """For how long items waited outside of the event loop, summed over items; each item of a batch counts for itself.
 
     Args:
-        compile_seconds: for a program to be compiled.
-        transfer_seconds: for arrays on their way to the device, from another device or back. What was on its way while
-            the device computed something else counts only for as long as it held up its own computation.
-        compute_seconds: for the device to compute, once it had begun.
-        thread_seconds: for threads: those that run the node, or that enqueue its work on a device.
-        cpu_seconds: that of it for which these threads computed.
+        compile_seconds: waits for a program to be compiled.
+        transfer_seconds: waits for arrays on their way to the device, from another device or back. A transfer beside
+            another computation of the device counts only for as long as its own computation waited for it.
+        compute_seconds: waits for the device to compute, once it had begun.
+        thread_seconds: waits for threads that run the node, or that enqueue its work on a device.
+        cpu_seconds: the part of `thread_seconds` for which these threads computed.
         hop_seconds: from the hand-over to a thread until it began, and from its end until the loop took the result.
         hops: how many such ways there were, to a thread or back; a whole number.
     """
@@ -111,7 +111,7 @@ class OutsideSeconds(NamedTuple):
 
     @property
     def device_seconds(self) -> float:
-        """What they waited for on devices, all together."""
+        """For how long items waited for devices, all waits together."""
         return self.compile_seconds + self.transfer_seconds + self.compute_seconds
 
     def plus(self, other: "OutsideSeconds") -> "OutsideSeconds":
@@ -119,25 +119,25 @@ class OutsideSeconds(NamedTuple):
         return OutsideSeconds(*map(add, self, other))
 
     def for_items(self, count: int) -> "OutsideSeconds":
-        """Return the sum for `count` items that have all waited for this."""
+        """Return the sum for `count` items, each of which has waited for so long."""
         return OutsideSeconds(*[one * count for one in self])
 
 
 NOTHING_OUTSIDE: Final = OutsideSeconds()
 
 
-# Bins for each doubling. A percentile is the middle of its bin, so it is wrong by 2.2 % at most; from 0.1 us to a day
-# these are fewer than 700 bins.
+# The number of bins for each doubling. A percentile is the middle of its bin, so it is wrong by 2.2 % at most. From
+# 0.1 us to a day there are fewer than 700 bins.
 BINS_PER_DOUBLING: Final = 16
 _LEAST_SECONDS: Final = 1e-7
 _FACTOR: Final = 1 / _LEAST_SECONDS
 
 
 class Durations:
-    """A histogram of durations with bins that grow with what they hold.
+    """A histogram of durations, with bins whose width grows with the durations in them.
 
     Attributes:
-        count: how many there are; no whole number, if some stand for several.
+        count: how many durations there are; not a whole number if some durations stand for several.
     """
 
     __slots__ = ("_bins", "count")
@@ -148,7 +148,7 @@ class Durations:
 
     def add(self, seconds: Iterable[float], weight: float = 1.0) -> None:
         """Add some durations, each as often as `weight` says."""
-        # `int` rounds towards 0, so the logarithm is that of multiples of the least duration: it is never negative.
+        # `int` rounds towards 0, so take the logarithm of multiples of the least duration, which is never negative.
         numbers = [
             int(log2(duration * _FACTOR) * BINS_PER_DOUBLING) if duration > _LEAST_SECONDS else 0
             for duration in seconds
@@ -165,7 +165,7 @@ class Durations:
         self.count += other.count
 
     def since(self, earlier: "Durations | None") -> "Durations":
-        """Return what was added since `earlier`, a copy of this one; with None, a copy."""
+        """Return the durations that were added since `earlier`, a copy of this histogram; with None, return a copy."""
         later = Durations()
         before = {} if earlier is None else earlier._bins
         for number, count in list(self._bins.items()):
@@ -176,7 +176,7 @@ class Durations:
         return later
 
     def quantile(self, share: float) -> float | None:
-        """Return the duration that a share of them, from 0 to 1, does not exceed; None if there are none."""
+        """Return the duration that a share of the durations, from 0 to 1, does not exceed; None if there are none."""
         rank = share * self.count
         found: float | None = None
         bins = sorted(self._bins) if share else [min(self._bins)] if self._bins else []
@@ -192,7 +192,7 @@ NO_DURATIONS: Final = Durations()
 
 _MINUTE: Final = 60.0
 _PARTS: Final = 6
-# With fewer, the slowest of a hundred is not known.
+# With fewer durations, the 99th percentile is unknown.
 _LEAST_FOR_P99: Final = 20
 
 
@@ -205,7 +205,7 @@ class Latency(NamedTuple):
 
 
 class LastMinute(Generic[K]):
-    """How long executions took in the last minute, of many nodes; in parts of ten seconds."""
+    """The durations of executions in the last minute, for many nodes, in parts of ten seconds."""
 
     def __init__(self) -> None:
         self._parts: deque[tuple[float, dict[K, Durations]]] = deque()
@@ -213,11 +213,11 @@ class LastMinute(Generic[K]):
         self._latencies: dict[K, Latency] = {}
 
     def add(self, now: float, durations: Iterable[tuple[K, Durations]]) -> None:
-        """Add what was timed since the last time, and forget what is older than a minute.
+        """Add the durations since the last call, and remove durations older than a minute.
 
         Args:
             now: the time, in seconds.
-            durations: by the keys of nodes.
+            durations: pairs of the key of a node and its durations.
         """
         if not self._parts or now - self._parts[-1][0] >= _MINUTE / _PARTS:
             self._parts.append((now, {}))
@@ -233,7 +233,7 @@ class LastMinute(Generic[K]):
                 self._latencies.pop(key, None)
 
     def latencies(self) -> Mapping[K, Latency]:
-        """Return how long executions took, of each node."""
+        """Return the latency of each node, by its key."""
         for key in [key for key in self._all if key not in self._latencies]:
             every = self._all[key]
             p99 = every.quantile(0.99) if every.count >= _LEAST_FOR_P99 else None

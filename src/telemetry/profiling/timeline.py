@@ -1,4 +1,4 @@
-"""Timeline: when each node ran, for which item, and how full inboxes were; the newest of it, in bounded memory."""
+"""Timeline: the newest events, in bounded memory: when each node ran, for which item, and how full inboxes were."""
 
 import os
 import secrets
@@ -31,7 +31,7 @@ def write_whole(path: "str | os.PathLike[str]", parts: Iterable[str]) -> None:
             file.writelines(parts)
         temporary.replace(target)
     finally:
-        temporary.unlink(missing_ok=True)  # it is left only where it could not be renamed
+        temporary.unlink(missing_ok=True)  # it still exists only if it could not be renamed
 
 
 # The most slices and points of curves that are kept: some 20 MB of JSON, which Perfetto opens at once.
@@ -48,12 +48,12 @@ class Slice:
     """One execution of a node.
 
     Attributes:
-        graph: name of the graph.
-        node: name of the node, as drawn.
-        began_seconds: when it began, since the begin of the profile; negative if that was before.
-        ended_seconds: when it ended.
-        frame: a number that stands for the item on its whole way through the graph; None if unknown.
-        item: index of the item in its stream, deployment or `map_each`; None if unknown.
+        graph: the name of the graph.
+        node: the name of the node, as drawn.
+        began_seconds: when it began, since the begin of the profile; negative if it began before the profile.
+        ended_seconds: when it ended, since the begin of the profile.
+        frame: a number that identifies the item on its whole way through the graph; None if unknown.
+        item: the index of the item in its stream, deployment or `map_each`; None if unknown.
     """
 
     graph: str
@@ -69,15 +69,15 @@ class DeviceSlice:
     """One piece of work of a device, or of the compiler.
 
     Attributes:
-        kind: "compute", "compile", "to device" or "from device": a batch or a call, a program, arrays on their way.
-        device: name of the device or mesh; for a compilation, the device that the program is for.
-        node: name of the node; of a region that became one program, the names of all its nodes.
-        began_seconds: when it began, since the begin of the profile; negative if that was before.
-        ended_seconds: when it ended.
-        items: how many items it was for; 0 if it was for none in particular.
-        rows: rows of the batch, with those of padding; 0 if it was not a batch.
-        padding_share: how much of the elements of the batch's arrays was padding: 0 to 1.
-        frames: a number for each of the items, as in `Slice.frame`; for a large batch, of the first ones.
+        kind: "compute" for a batch or a call, "compile" for a program, "to device" or "from device" for arrays.
+        device: the name of the device or mesh; for a compilation, the device that the program is for.
+        node: the name of the node; for a region that became one program, the names of all its nodes.
+        began_seconds: when it began, since the begin of the profile; negative if it began before the profile.
+        ended_seconds: when it ended, since the begin of the profile.
+        items: for how many items the work was done; 0 if for no item in particular.
+        rows: how many rows the batch has, including padding; 0 for other work than a batch.
+        padding_share: the share of padding in the elements of the batch's arrays: 0 to 1.
+        frames: a number for each of the items, as in `Slice.frame`; for a large batch, only for the first items.
     """
 
     kind: DeviceWorkKind
@@ -96,10 +96,10 @@ class DepthPoint:
     """The number of items in the inbox of a node, from a moment on.
 
     Attributes:
-        graph: name of the graph.
-        node: name of the node, as drawn.
-        at_seconds: when, since the begin of the profile.
-        depth: how many items.
+        graph: the name of the graph.
+        node: the name of the node, as drawn.
+        at_seconds: the moment, since the begin of the profile.
+        depth: how many items are in the inbox from this moment on.
     """
 
     graph: str
@@ -110,11 +110,11 @@ class DepthPoint:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What nodes and devices did during a profile: the newest events, in the order in which they were reported.
+    """The newest events of nodes and devices during a profile, in the order in which they were reported.
 
     Attributes:
         slices: the executions of nodes that were timed.
-        depths: how many items were in inboxes; of changes within a millisecond one is kept.
+        depths: how many items were in inboxes; of several changes within a millisecond, one change is kept.
         device_slices: the pieces of work of devices.
         dropped: how many older slices were dropped.
         dropped_depths: how many older depths were dropped.
@@ -130,7 +130,7 @@ class Timeline:
 
 
 class TimelineRecorder(Collector):
-    """Keeps the newest of what nodes and devices report during a profile.
+    """Keeps the newest events that nodes and devices report during a profile.
 
     Args:
         began: the begin of the profile, in seconds of `time.perf_counter`.
@@ -148,7 +148,7 @@ class TimelineRecorder(Collector):
         self._lock = threading.Lock()  # devices have threads of their own
 
     def timeline(self) -> Timeline:
-        """Return what is kept now."""
+        """Return the events that are kept now."""
         slices = [
             Slice(graph, node, began - self._began, ended - self._began, frame, item)
             for graph, node, executions in list(self._batches)
@@ -176,12 +176,12 @@ class TimelineRecorder(Collector):
         return {name: union_seconds(executions, self._began) for name, executions in found.items()}
 
     def compiled_again(self) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
-        """Return the node of each program that was compiled again, and why, with remedies."""
+        """Return, for each program that was compiled again, its node, and the causes with their remedies."""
         with self._lock:
             return [(work.node, work.again) for work in self._device_work if work.again]
 
     def disturbed(self) -> frozenset[tuple[str, str]]:
-        """Return the nodes that do not hold the event loop: during their executions, others began or ended."""
+        """Return the nodes that do not hold the event loop, because other executions began or ended during theirs."""
         batches = list(self._batches)
         moments = sorted(moment for _, _, executions in batches for each in executions for moment in each[:2])
         counts: Counter[tuple[str, str]] = Counter()
@@ -197,7 +197,7 @@ class TimelineRecorder(Collector):
         """Keep executions of a node; not those that ended before the profile began."""
         if executions[0][0] < self._began:
             executions = [execution for execution in executions if execution[1] > self._began]
-        # `timeline` makes the records: to make them here would take longer than all the rest of a profile.
+        # `timeline` makes the records: making them here would take longer than all other work of a profile.
         self._batches.append((graph, node, executions))
         self._kept += len(executions)
         while self._kept > MAX_SLICES and self._batches:  # event loops in several threads may make the count inexact
@@ -211,7 +211,7 @@ class TimelineRecorder(Collector):
         self._points.extend(DepthPoint(graph, node, at - self._began, depth) for at, depth in points)
 
     def device_worked(self, work: DeviceWork) -> None:
-        """Keep what a device did, unless it ended before the profile began; on any thread."""
+        """Keep the work of a device, unless it ended before the profile began; callable from any thread."""
         if work.ended > self._began:
             with self._lock:
                 self._device_work_seen += 1
@@ -219,7 +219,7 @@ class TimelineRecorder(Collector):
 
 
 def union_seconds(executions: list[Execution], began: float) -> float:
-    """Return for how long at least one of these ran, since `began`."""
+    """Return for how long at least one of the executions ran, since `began`."""
     seconds, covered_until = 0.0, began
     for execution in sorted(executions, key=lambda each: each[0]):
         seconds += max(0.0, execution[1] - max(execution[0], covered_until))
