@@ -1,1 +1,1 @@
-"""Studio: what shows people a graph, a process that runs, and a profile; the core imports it only to show something."""
+"""Studio: drawings of graphs, views of running processes, and pages of profiles; the core loads it only when needed."""

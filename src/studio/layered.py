@@ -1,8 +1,9 @@
 """Layered placement of boxes after Sugiyama, Tagawa and Toda (1981): levels, few crossings, straight edges.
 
-Levels are longest paths from the sources; an edge over several levels passes through a bend in each, so that it runs
-between boxes and not behind them; barycenter sweeps order each level; coordinates minimise the squared horizontal
-length of the edges level by level, which with a fixed order is isotonic regression (pool adjacent violators).
+The level of a box is the longest path to it from a source. An edge over several levels passes through a bend in each
+level, so that it runs between boxes and not behind them. Barycenter sweeps order each level. Coordinates minimise the
+squared horizontal length of the edges, level by level. With a fixed order, this is isotonic regression (pool adjacent
+violators).
 """
 
 from bisect import bisect_right, insort
@@ -15,9 +16,9 @@ _BEND_GAP = 14.0  # pixels around an edge that passes between boxes
 _LEVEL_GAP = 44.0  # pixels between levels
 _ORDER_SWEEPS = 12
 _SETTLE_SWEEPS = 12  # towards the neighbours on one side, which spreads the boxes out
-_STRAIGHTEN_SWEEPS = 41  # towards the neighbours on both sides; odd, so that the last one runs downwards
+_STRAIGHTEN_SWEEPS = 41  # towards the neighbours on both sides; odd, so that the last sweep runs downwards
 _PORT_GAP = 16.0
-_PULL = (1.0, 2.0, 8.0)  # of an edge with none, one or two bends at its ends, after Gansner et al. (1993)
+_PULL = (1.0, 2.0, 8.0)  # the weight of an edge with no, one or two bends at its ends, after Gansner et al. (1993)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An edge: boxes at its ends, and the points it passes, in pairs with a straight vertical piece within each."""
+    """An edge: the boxes at its ends, and the points that it passes; within each pair of points it runs vertically."""
 
     source: int
     target: int
@@ -54,8 +55,8 @@ class Layers:
     """A graph to place: boxes in levels.
 
     Args:
-        levels: of each box; every source of a box is on a lower one.
-        sources: of each box, those that an edge leads from.
+        levels: the level of each box; every source of a box is on a lower level.
+        sources: for each box, the boxes from which an edge leads to it.
     """
 
     levels: Sequence[int]
@@ -197,7 +198,7 @@ def _apart(wishes: list[tuple[float, float]], gaps: list[float]) -> list[float]:
     offsets = [0.0]
     for gap in gaps:
         offsets.append(offsets[-1] + gap)
-    pools: list[tuple[float, float, int]] = []  # place, weight and number of those that touch each other
+    pools: list[tuple[float, float, int]] = []  # place, weight and number of boxes that touch each other
     for (wish, weight), offset in zip(wishes, offsets, strict=False):
         place_, total, count = wish - offset, weight, 1
         while pools and pools[-1][0] > place_:

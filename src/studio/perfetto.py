@@ -1,7 +1,7 @@
 """A timeline as a trace that Perfetto and Chrome open: JSON of the "Trace Event Format".
 
-Every graph is a process, and every node a thread of it, or several where its executions overlap. All devices are one
-process. An item is a flow: an arrow from each of its slices to the next.
+Every graph is a process of the trace, and every node a thread of this process, or several threads if its executions
+overlap. All devices are one process. An item is a flow: an arrow from each of its slices to the next.
 """
 
 import json
@@ -14,7 +14,7 @@ from ..telemetry import DepthPoint, DeviceSlice, Slice, Timeline
 
 Event: TypeAlias = dict[str, Any]
 
-# What a track of devices is called.
+# The names of the tracks of devices.
 _OF_DEVICE: Final = {
     "compute": "{}", "to device": "{}, transfers to it", "from device": "{}, transfers from it", "compile": "compiler",
 }  # fmt: skip
@@ -38,7 +38,7 @@ T = TypeVar("T", bound=Timed)
 
 
 def tracks(bars: Iterable[T]) -> list[list[T]]:
-    """Put bars on as few tracks as they need, each on the first one that is free.
+    """Put bars on as few tracks as they need, each bar on the first free track.
 
     Returns:
         The bars of each track, in the order in which they began.
@@ -59,7 +59,7 @@ def tracks(bars: Iterable[T]) -> list[list[T]]:
 
 
 class _Bar(NamedTuple):
-    """A slice of a track; times are whole nanoseconds, so that rounding has none overlap."""
+    """A slice of a track; times are whole nanoseconds, so that no slices overlap because of rounding."""
 
     name: str
     category: str
@@ -70,7 +70,7 @@ class _Bar(NamedTuple):
 
 
 class _Stop(NamedTuple):
-    """Where an item was, for the arrow to where it was next."""
+    """A place where an item was, for the arrow to its next place."""
 
     began: int
     pid: int
@@ -127,7 +127,7 @@ def _bar_of_device(one: DeviceSlice) -> _Bar:
         arguments |= {"items": one.items}
     if one.rows:
         arguments |= {"rows": one.rows, "padding": f"{one.padding_share:.0%}"}
-    if one.kind != "compute":  # arrows lead to where an item is computed; those to transfers would cross them
+    if one.kind != "compute":  # arrows lead to computations; arrows to transfers would cross them
         return _Bar(one.node, one.kind, *interval(one), arguments, ())
     return _Bar(one.node, one.kind, *interval(one), arguments | {"frames": list(one.frames)}, one.frames)
 
@@ -135,11 +135,11 @@ def _bar_of_device(one: DeviceSlice) -> _Bar:
 def interval(one: Slice | DeviceSlice) -> tuple[int, int]:
     """Return when a bar begins and ends, in nanoseconds."""
     began, ended = round(one.began_seconds * 1e9), round(one.ended_seconds * 1e9)
-    return began, max(ended, began + 1)  # what takes no time cannot be seen, nor an arrow be attached to it
+    return began, max(ended, began + 1)  # a slice without length is invisible, and no arrow can end at it
 
 
 def _process(pid: int, name: str, bars: Mapping[str, Iterable[_Bar]], stops: dict[int, list[_Stop]]) -> Iterator[Event]:
-    """Yield the threads of a process, and note where items were."""
+    """Yield the threads of a process, and add the places of items to `stops`."""
     yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
     yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
     tid = 0
@@ -152,7 +152,7 @@ def _process(pid: int, name: str, bars: Mapping[str, Iterable[_Bar]], stops: dic
             for bar in track:
                 yield _slice(pid, tid, bar)
                 for frame in bar.frames:
-                    if bar.category == "node" or frame in stops:  # an item whose nodes were dropped leads nowhere
+                    if bar.category == "node" or frame in stops:  # no arrow to an item whose nodes were dropped
                         stops[frame].append(_Stop(bar.began, pid, tid))
 
 
@@ -164,7 +164,7 @@ def _slice(pid: int, tid: int, bar: _Bar) -> Event:
 
 
 def _flows(stops: Mapping[int, list[_Stop]]) -> Iterator[Event]:
-    """Yield arrows from slice to slice of each item: an event at the beginning of each slice binds to that."""
+    """Yield the arrows between the slices of each item: an event at the beginning of a slice belongs to the slice."""
     for frame, found in stops.items():
         if len(found) < 2:
             continue

@@ -1,4 +1,4 @@
-"""Progress: the progress of a stream, and its bar in a terminal."""
+"""The progress of a stream, and its bar in a terminal."""
 
 import asyncio
 import sys
@@ -27,10 +27,10 @@ class Standing:
     Attributes:
         name: the name to show.
         done: how many items have ended.
-        failed: how many of these ended in an error.
+        failed: how many of these items ended with an error.
         total: how many items there will be; None if unknown.
         per_second: how many items have ended each second lately; None if unknown.
-        limits: the name of the node that limits; empty if none is known to.
+        limits: the name of the node that limits; empty if unknown.
     """
 
     name: str
@@ -68,22 +68,22 @@ _REFRESHES_A_SECOND: Final = 4
 
 
 class _Display:
-    """All bars of the process, below each other on standard error; each stays until the last one has ended.
+    """All bars of the process, below each other on standard error; each bar stays until the last bar has ended.
 
-    rich draws them in threads, because a terminal can be slow, or stopped with Ctrl-S, and must not block an event
-    loop. Daemons, so that a loop that was stopped in the middle cannot keep the interpreter from ending.
+    rich draws the bars in threads: a terminal can be slow, or stopped with Ctrl-S, and must not block an event loop.
+    The threads are daemons, so that a loop that was stopped in the middle cannot keep the interpreter from ending.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loops: list[asyncio.AbstractEventLoop] = []  # of each bar
+        self._loops: list[asyncio.AbstractEventLoop] = []  # the event loop of each bar
         self._last: threading.Thread | None = None
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> Progress:
-        """Return what to add a bar to; its numbers are drawn from now on."""
+        """Return the `Progress` to add a bar to; its numbers are drawn from now on."""
         with self._lock:
             if not self._loops:
-                # It is never started, so what is added to it draws nothing by itself.
+                # This `Progress` is never started, so bars that are added to it do not draw themselves.
                 self._progress = Progress(
                     TextColumn("{task.description}", markup=False),
                     BarColumn(20),
@@ -100,7 +100,7 @@ class _Display:
             return self._progress
 
     def leave(self, loop: asyncio.AbstractEventLoop) -> threading.Thread | None:
-        """Draw the last numbers of a bar; return the thread that does, which ends then."""
+        """Draw the last numbers of a bar; return the thread that draws them, and then ends."""
         with self._lock:
             if loop in self._loops:
                 self._loops.remove(loop)
@@ -108,7 +108,7 @@ class _Display:
             return self._last
 
     def _shown(self) -> Progress:
-        """Return the bars. Those whose loop was closed, but not their stream, are waited for no more."""
+        """Return the bars. Do not wait for a bar any more if its loop was closed before its stream."""
         for loop in [loop for loop in [*self._loops] if loop.is_closed()]:
             self.leave(loop)
         return self._progress
@@ -127,7 +127,7 @@ class _Display:
 
 _DISPLAY: Final = _Display()
 
-# The bar shows the rate and the bottleneck of this time: long enough for a calm number, short enough to follow changes.
+# The bar shows the rate and the bottleneck of these last seconds: enough for a calm number, few enough to show changes.
 _MEMORY_SECONDS: Final = 10.0
 
 
@@ -179,7 +179,7 @@ class StreamProgress:
             self._ending = _DISPLAY.leave(self._loop)
 
     async def aclose(self) -> None:
-        """End, and wait until the last numbers are on the terminal, even if the caller is cancelled."""
+        """End the bar; wait until its last numbers are on the terminal, even if the caller is cancelled."""
         self.end()
         if self._ending is not None:
             await uninterrupted(asyncio.to_thread(self._ending.join))

@@ -1,4 +1,4 @@
-"""`python -m penstock studio`: a page that shows what running processes do."""
+"""`python -m penstock studio`: a page that shows the graphs of running processes."""
 
 import argparse
 import json
@@ -44,7 +44,8 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, OverflowError) as error:
         print(f"{options.parser.prog}: --port: {options.port} cannot be used: {error}", file=sys.stderr)
         return 2
-    # Blocked in all threads, and waited for: a handler that is interrupted by a second signal could wait for itself.
+    # Block the signals in all threads, and wait for them: a signal handler could be interrupted by a second signal, and
+    # wait for itself.
     ends = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     processes.start()

@@ -17,10 +17,10 @@ class Block:
     Attributes:
         number: its number in the outline; 0 for the graph itself.
         depth: how many graphs are around it; 0 for the graph itself.
-        drawing: what is drawn of it.
+        drawing: the drawing of the graph or body.
         nodes: its nodes, in topological order.
         names: the names of its nodes by id (`n0`, `n1`, ...), unique in the whole outline.
-        driver: for a body, the name of the control-flow node that drives it; else empty.
+        driver: for a body, the name of the control-flow node that drives it; otherwise empty.
     """
 
     number: int

@@ -10,7 +10,7 @@ from ...engine import ActorStatistics, Drawing, DrawnEdge, DrawnNode
 from ...telemetry.tables import count, of, rate
 
 _INDEX = re.compile(r"\[\d+\]")
-MAX_DEPTH = 6  # of bodies in bodies: deeper ones would start at the right margin
+MAX_DEPTH = 6  # of bodies in bodies: deeper bodies would start at the right margin
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class RowEdges:
     """The edges from one row to another.
 
     Attributes:
-        source: the row where they begin.
-        count: from how many of its nodes.
-        labels: on the edges.
-        is_order: whether the nodes are waited for, and none is read.
+        source: the row where the edges begin.
+        count: how many nodes of this row have such an edge.
+        labels: the labels of the edges.
+        is_order: whether the edges only stand for an order: the nodes are waited for, but their values are not read.
     """
 
     source: int
@@ -35,13 +35,13 @@ class Row:
     """A node, or several equal nodes that were folded into one.
 
     Attributes:
-        node: the node, or the first of several.
+        node: the node, or the first of several equal nodes.
         name: its name, unique among the rows of a drawing.
         count: how many nodes the row stands for.
         level: the length of the longest path from a row without sources.
-        reads: the rows that it reads.
+        reads: the edges from the rows that it reads.
         readers: the numbers of the rows that read it.
-        load: words that say what its nodes are doing; see `load_words`.
+        load: the load of its nodes in words; see `load_words`.
     """
 
     node: DrawnNode
@@ -54,7 +54,7 @@ class Row:
 
 
 def load_words(actors: Sequence[ActorStatistics], elapsed_seconds: float | None) -> tuple[str, ...]:
-    """Return the load of actors that are drawn as one node: a word or two for each number, empty without one.
+    """Return the load of actors that are drawn as one node: a word or two for each number, an empty text without it.
 
     Args:
         actors: the counters of the actors.

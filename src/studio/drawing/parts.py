@@ -7,7 +7,7 @@ from ...engine import Drawing, DrawnNode
 from ...telemetry.text import clip
 from .layout import topological
 
-# The most steps of a box; more in a graph of which that would leave too many boxes.
+# The most steps of a box, unless a graph would then have too many boxes.
 _MOST_STEPS: Final = 20
 _LABEL_COLUMNS: Final = 14
 
@@ -16,7 +16,7 @@ def in_parts(drawing: Drawing, few: int = 40) -> tuple[Drawing, frozenset[str]]:
     """Return a drawing of few boxes, each a step or several steps, which are the body of the box.
 
     Two boxes are joined if they follow each other, with no other edge between, or if they have the same sources and
-    the same readers. So no edge is lost but those inside a box, and no circle of edges comes about.
+    the same readers. So only edges inside a box are lost, and no cycle of edges arises.
 
     Args:
         drawing: the graph; its own bodies stay as they are.
@@ -49,7 +49,7 @@ class _Joined:
                 self._readers[source].add(node.id)
 
     def in_a_row(self) -> None:
-        """Join each box with the one before, if that is its only source, and has no other reader."""
+        """Join each box with the box before, if this is its only source, and has no other reader."""
         for box in list(self.steps):
             sources = self._sources[box]
             if len(sources) == 1 and self._readers[source := next(iter(sources))] == {box} and self._fit(source, box):
@@ -82,7 +82,7 @@ class _Joined:
         del self._sources[box]
 
     def drawing(self) -> tuple[Drawing, frozenset[str]]:
-        """Return the drawing of the boxes, and the ids of those with several steps."""
+        """Return the drawing of the boxes, and the ids of boxes with several steps."""
         ids = {first: f"{len(steps)} from {first}" if len(steps) > 1 else first for first, steps in self.steps.items()}
         box_of = {node.id: ids[first] for first, steps in self.steps.items() for node in steps}
         bodies_of = self._whole.bodies_of()

@@ -56,9 +56,9 @@ class BoxMark:
     """A mark of a box, which leads to the element of the page with the id of its node.
 
     Attributes:
-        badge: the text of a badge on it, which is a class of the box as well; empty for none.
-        about: a sentence that is shown while the mouse is over it.
-        has_room: whether the room of the marks is left free in it.
+        badge: the text of a badge on the box, which is also a class of the box; empty for no badge.
+        about: a sentence that is shown while the mouse is over the box.
+        has_room: whether the box leaves free the room that `Marks.room` gives.
     """
 
     badge: str
@@ -73,7 +73,7 @@ class EdgeMark:
     Attributes:
         style: a further class of the edge and of its tip.
         width: its width, in pixels.
-        about: what is told of it besides its ends, while the mouse is over it.
+        about: a text that is shown beside the names of its ends while the mouse is over the edge.
     """
 
     style: str
@@ -149,10 +149,10 @@ def framed(title: str, elements: list[str], wide_inside: float, high_inside: flo
     """Return SVG elements as one picture under a title.
 
     Args:
-        title: its title.
-        elements: what is in it, with the origin at its top left corner.
-        wide_inside: the width of that, in pixels.
-        high_inside: the height of that, in pixels.
+        title: the title of the picture.
+        elements: the elements in the picture, with the origin at their top left corner.
+        wide_inside: the width of all elements together, in pixels.
+        high_inside: the height of all elements together, in pixels.
     """
     page = _framed(title, _Part(elements, wide_inside, high_inside), "page")
     wide, high = f"{page.width + 2:.0f}", f"{page.height + 2:.0f}"

@@ -14,15 +14,15 @@ def rails(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     """Return, for each row, the rails on its line, and the rails that run on below it.
 
     A rail starts under the node that makes a value and ends at the last reader of the value. On the line of a node,
-    `├`, `┤` and `┼` mark a value that it reads and that later nodes read as well; `╰`, `╯` and `┴` mark a value whose
-    last reader it is; `│` is a value that only passes by. Thin rails, `┆` and `╌`, lead to nodes that only wait.
+    `├`, `┤` and `┼` mark a value that the node and later nodes read; `╰`, `╯` and `┴` mark a value whose last reader
+    the node is; `│` is a value that only passes by. Thin rails, `┆` and `╌`, lead to nodes that only wait.
     """
     columns: list[int | None] = []
     unread = [len(row.readers) for row in rows]
-    needed = Counter(each.source for row in rows for each in row.reads if not each.is_order)  # by how many rows
+    needed = Counter(each.source for row in rows for each in row.reads if not each.is_order)  # readers of each row
     lines: list[str] = []
     below: list[str] = []
-    dead_end: int | None = None  # the column of a node without readers on the line above; a node below would seem one
+    dead_end: int | None = None  # the column of a node without readers on the line above; a node below looks like one
     for index, row in enumerate(rows):
         held = {source: at for at, source in enumerate(columns) if source is not None}
         read = sorted(held[each.source] for each in row.reads)
@@ -153,10 +153,10 @@ _Bodies = dict[str, list[tuple[Drawing, list[str]]]]
 def to_text(drawing: Drawing) -> str:
     """Draw a graph for a terminal of 100 columns.
 
-    One line a node, sources first, with rails for the values between them; siblings that look alike are folded
-    (`fetch ×32`), joins name what they read, bodies of control flow stand under their node. In a running graph, the
-    load of a node stands beside its name. A graph of more than 60 such lines is summarised: how many nodes of each
-    name, how deep, how wide, its first and last levels.
+    Each node has one line, sources first, with rails for the values between nodes. Siblings that look alike are folded
+    (`fetch ×32`), joins name the nodes that they read, and bodies of control flow stand under their node. In a running
+    graph, the load of a node stands beside its name. A graph of more than 60 such lines is summarised: the number of
+    nodes by name, its depth, its width, and its first and last levels.
 
     Args:
         drawing: The graph.
@@ -187,7 +187,7 @@ def to_text(drawing: Drawing) -> str:
 
 
 def _in_one_line(found: Sequence[Row]) -> list[str]:
-    """Return the line `a → b → c` for a body that is a plain chain without details; an empty list for any other."""
+    """Return the line `a → b → c` for a body that is a plain chain without details; an empty list for other bodies."""
     for index, row in enumerate(found):
         sources = [read.source for read in row.reads]
         if row.node.detail or row.load or row.count > 1 or sources != ([index - 1] if index else []) or _paths(row):

@@ -1,4 +1,4 @@
-"""The graph of a profile as a picture: edges as wide as what flows through them, and coloured by how long it waits."""
+"""The graph of a profile as a picture: the width of edges shows how many items flow, the colour how long they wait."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ...telemetry.text import printable
 from ..drawing import BoxMark, EdgeMark, Marks, to_figure
 
 _LEAST_EDGE, _MOST_EDGE = 2.0, 12.0  # pixels
-_IN, _OUT = "\0in", "\0out"  # no names of nodes
+_IN, _OUT = "\0in", "\0out"  # no node can have these names
 # The number of colours of an edge; the first one stands for no waiting.
 COLOURS: Final = 5
 
@@ -23,10 +23,10 @@ class ProfiledNode:
     """A node in the picture.
 
     Attributes:
-        profile: its profile.
-        step: the nodes that wait for its value, and the place of its graph.
-        anchor: id of its row in the table.
-        limits: whether it is the one that limits.
+        profile: the profile of the node.
+        step: its last snapshot, for the nodes that wait for its value, and for the place of its graph.
+        anchor: the id of its row in the table.
+        limits: whether it is the node that limits.
     """
 
     profile: NodeProfile
@@ -39,8 +39,8 @@ def graph_picture(name: str, nodes: Sequence[ProfiledNode]) -> str:
     """Return a figure of one graph, with the bodies of its control flow as boxes inside of it.
 
     Args:
-        name: of the graph.
-        nodes: all nodes of the profile; those of one graph in topological order.
+        name: the name of the graph.
+        nodes: all nodes of the profile; nodes of one graph in topological order.
     """
     marks = Marks({}, {})
     shown = escape(printable(name))
@@ -55,7 +55,7 @@ def _drawing_of(graph: str, nodes: Sequence[ProfiledNode], marks: Marks) -> Draw
     order = list(own)
     readers = {name: [one for one in node.step.consumers if one not in node.step.behind] for name, node in own.items()}
     bodies = {node.profile.graph: around for node in nodes if (around := node.step.around) and around.graph == graph}
-    for body, around in bodies.items():  # behind the last of its sources
+    for body, around in bodies.items():  # a body comes after the last of its sources
         order.insert(max([order.index(source) + 1 for source in around.sources if source in order], default=0), body)
         readers[body] = list(around.consumers)
         for source in around.sources:

@@ -8,24 +8,25 @@ from typing import Any, Final
 from ...engine import Drawing, DrawnNode
 from ..drawing import BoxMark, EdgeMark, Marks, in_parts, to_figure
 
-# Graphs with more steps begin with all bodies closed, and drawings with more are drawn in parts, which are bodies too.
+# A graph with more steps begins with all bodies closed. A drawing with more boxes is drawn in parts, which are bodies,
+# too.
 _MOST_OPEN: Final = 150
 _NO_WORD: Final = re.compile("[^0-9A-Za-z]")
 
 
 def live_picture(graph: str, drawing: Drawing, known: Collection[str], closed: str | None) -> dict[str, Any]:
-    """Return the picture of a graph, and where the page finds its steps.
+    """Return the picture of a graph, and the anchors by which the page finds its steps.
 
     Args:
-        graph: what stands for the graph on the page.
+        graph: the key of the graph on the page.
         drawing: the drawing of the graph.
-        known: the keys of the steps that have figures; boxes of others have no room for them.
+        known: the keys of the steps that have figures; boxes of other steps have no room for figures.
         closed: the boxes whose bodies are not shown, with commas between them; None to choose by the size.
 
     Returns:
-        `svg`; `boxes`, the key of a step by the anchor of its box; `roomy`, the anchors of those with room for figures;
-        `edges`, pairs of keys, of which the n-th has the class "edge-n"; `owners`, the keys of all steps inside, by the
-        anchor of a box with bodies; and those of these anchors that are `closed`.
+        `svg`, the picture; `boxes`, the key of a step by the anchor of its box; `roomy`, the anchors of boxes with room
+        for figures; `edges`, pairs of keys, of which the n-th has the class "edge-n"; `owners`, the keys of all steps
+        inside, by the anchor of a box with bodies; and `closed`, the anchors of closed boxes with bodies.
     """
     picture = _Picture(graph, known, set() if closed is None else set(closed.split(",")))
     if closed is None and _size(drawing) > _MOST_OPEN:
@@ -43,12 +44,12 @@ def _size(drawing: Drawing) -> int:
 
 
 class _Picture:
-    """Gives each box an anchor, which is the place of its step, without characters that mean something in a page."""
+    """Gives each box an anchor: the place of its step, without characters that have a meaning in HTML."""
 
     def __init__(self, graph: str, known: Collection[str], closed: set[str] | None) -> None:
         self.graph = graph
         self.known = known
-        self.closed = closed  # None for all
+        self.closed = closed  # None: all boxes are closed
         self.marks = Marks({}, {}, room=(196.0, 84.0))
         self.boxes: dict[str, str] = {}
         self.edges: list[tuple[str, str]] = []
@@ -93,5 +94,5 @@ class _Picture:
             self.marks.edges[anchors[source], own] = EdgeMark(style, 0.0 if order else 1.4, "")
             self.edges.append((places[source], places[node.id]))
         inputs = tuple([replace(edge, source_id=anchors[edge.source_id]) for edge in node.inputs])
-        chain = [words for words in node.detail.split(", ") if words.startswith("with ")]  # that it runs as one with
+        chain = [words for words in node.detail.split(", ") if words.startswith("with ")]  # fused with other nodes
         return replace(node, id=own, detail=", ".join(chain) if is_step and not is_part else node.detail, inputs=inputs)

@@ -1,4 +1,4 @@
-"""A page that shows a profile: one file of HTML, with its tables, its timeline, its style and its script in it."""
+"""A page that shows a profile: one file of HTML, which contains its tables, its timeline, its style and its script."""
 
 import json
 from collections import defaultdict
@@ -78,7 +78,7 @@ _OF_THREADS: Final = "CPU", "GIL", "loop", "hops", "holds GIL"
 
 
 def _node_table(nodes: Sequence[ProfiledNode]) -> Iterator[str]:
-    """Yield the table: a graph heads its nodes, if there are several; no columns of devices and threads if unused."""
+    """Yield the table. If there are several graphs, each heads its nodes; unused columns of devices are left out."""
     ordered = [nodes[at] for at in by_graph([node.profile.graph for node in nodes])]
     has_graphs = len({node.profile.graph for node in nodes}) > 1
     uses_devices = any(node.profile.compile_share or node.profile.transfer_share for node in nodes)
@@ -123,11 +123,11 @@ def _row(node: ProfiledNode, columns: Sequence[_Column]) -> Iterator[str]:
     yield "</tr>\n"
 
 
-# The most that a page shows: 1.5 MB of data, which it draws within a frame of the screen.
+# The most slices that a page shows: 1.5 MB of data, which it draws within a frame of the screen.
 MAX_SLICES: Final = 20_000
 MAX_DEVICE_SLICES: Final = 4_000
 MAX_POINTS: Final = 20_000
-# Items of a batch that a click on it shows.
+# How many items of a batch a click on the batch shows.
 _FRAMES: Final = 32
 
 
@@ -144,7 +144,7 @@ def _timeline_data(timeline: Timeline, limits: tuple[str | None, str | None]) ->
 
     Args:
         timeline: the timeline of the profile.
-        limits: graph and name of the node that limits.
+        limits: the graph and the name of the node that limits.
     """
     slices, works, points = timeline.slices, timeline.device_slices, timeline.depths
     newest = sorted(slices, key=lambda one: one.ended_seconds)[-MAX_SLICES:]
@@ -206,7 +206,7 @@ def _device_tracks(works: Iterable[DeviceSlice]) -> list[dict[str, Any]]:
 
 
 def _lanes(bars: Iterable[_Bar]) -> dict[str, Any]:
-    """Return the number of lanes, and each slice as lane, time since the last one began, duration and the rest."""
+    """Return the number of lanes, and each slice as a list: lane, time since the last slice, duration and the rest."""
     lanes = tracks(bars)
     found = sorted([(bar, lane) for lane, track in enumerate(lanes) for bar in track], key=lambda each: each[0].began)
     slices: list[list[Any]] = []
@@ -218,7 +218,7 @@ def _lanes(bars: Iterable[_Bar]) -> dict[str, Any]:
 
 
 def _deltas(points: Sequence[tuple[int, int]]) -> list[int]:
-    """Return times, each since the last one, and depths by turns."""
+    """Return times and depths in turns; each time counts from the time before."""
     found: list[int] = []
     before = 0
     for at, depth in points:
@@ -227,7 +227,7 @@ def _deltas(points: Sequence[tuple[int, int]]) -> list[int]:
     return found
 
 
-# Whatever the names in a profile contain, the page loads nothing and runs no other script.
+# Whatever the names in a profile contain, the page loads no file and runs no other script.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'"
 _HELP: Final = (
     "Drag to move, Ctrl and wheel to zoom. With the keyboard: arrows move, + and - zoom, 0 shows all, Escape lets go. "
@@ -342,7 +342,7 @@ def _embedded(data: object) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text that may hold names as a sentence to show."""
+    """Return a text, which may hold names, as a sentence to show."""
     text = printable(text)
     return f"{text[:1].upper()}{text[1:]}."
 

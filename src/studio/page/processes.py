@@ -1,4 +1,4 @@
-"""The processes that the live page shows: each is looked at once a second, and five minutes of figures are kept."""
+"""The processes that the live page shows: a look at each, once a second, and the figures of the last five minutes."""
 
 import secrets
 import threading
@@ -38,16 +38,16 @@ PAUSE_SECONDS: Final = 1.0
 _SILENT_SECONDS: Final = 5.0
 # For how long a scope that a page has chosen is looked at beside the whole, after the page has asked for it last.
 _CHOSEN_SECONDS: Final = 5.0
-# Each has a connection of its own, and a process takes sixteen.
+# Each chosen scope has a connection of its own, and a process accepts sixteen connections.
 _MOST_CHOSEN: Final = 8
 _RECORD_SECONDS: Final = 10
-# Profiles that were recorded and can still be opened: a page of 2 MB each.
+# How many recorded profiles can still be opened; each is a page of 2 MB.
 _PROFILES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the page shows.
+    """The settings of the page.
 
     Attributes:
         trace_url: the address of a trace, with {trace_id} in it; empty for no links.
@@ -66,10 +66,10 @@ class Watched:
     The thread ends with the program: a look may wait for ten seconds, and nothing waits for it.
 
     Args:
-        number: stands for the process on the page.
+        number: the number that identifies the process on the page.
         path: the path of its socket.
         settings: what the page shows.
-        next_number: returns the number of the next look, higher than all before.
+        next_number: returns the number of the next look, higher than the numbers of all looks before.
     """
 
     def __init__(self, number: int, path: str, settings: Settings, next_number: Callable[[], int]) -> None:
@@ -82,7 +82,7 @@ class Watched:
         self._rates: deque[tuple[int, float, dict[str, float]]] = deque(maxlen=LOOKS)
         self._newest: tuple[int, dict[str, Any]] = 0, {}
         self._says = "it has not been looked at yet"
-        self._asked = inf  # when the look began that has no answer yet
+        self._asked = inf  # when the present look began, which has no answer yet
         self._chosen: dict[str, float] = {}
         self._of_scopes: dict[str, tuple[Client, list[dict[str, Any]]]] = {}
         self._drawings: dict[str, Drawing] = {}
@@ -92,7 +92,7 @@ class Watched:
         threading.Thread(target=self._look_on, name=f"penstock-studio-{self.number}", daemon=True).start()
 
     def since(self, newer: int, scope: str) -> dict[str, Any]:
-        """Return what the page does not know yet.
+        """Return the data of this process that the page does not have yet.
 
         Args:
             newer: the number of the newest look that the page has.
@@ -140,7 +140,7 @@ class Watched:
                 with closing(Client(self.path)) as client:
                     while True:
                         time.sleep(self._looked(client))
-            except (OSError, LookupError, TypeError, ValueError) as error:  # the last three of an odd look
+            except (OSError, LookupError, TypeError, ValueError) as error:  # the last three if a look makes no sense
                 with self._lock:
                     self._says = printable(str(error) if isinstance(error, OSError) else repr(error))
                     self._of_scopes.clear()
@@ -152,7 +152,7 @@ class Watched:
         settings = self._settings
         look = client.look(show_messages=settings.show_messages, show_keys=settings.show_keys)
         for digest in {node.drawing for node in look.nodes} - self._drawings.keys() - {""}:
-            if found := client.drawing(digest):  # none of a scope that has closed meanwhile: asked for again later
+            if found := client.drawing(digest):  # None if the scope has closed meanwhile: a later look asks again
                 self._drawings[digest] = found
         view = _view_of(look, settings.trace_url, self._drawings)
         rates = {step["key"]: step["rate"] for steps in view["steps"].values() for step in steps}
@@ -193,14 +193,14 @@ class Processes:
         self._profiles: dict[str, _Recorded] = {}
 
     def start(self) -> None:
-        """Begin to look at all of them."""
+        """Begin to look at all processes."""
         for one in self.watched:
             one.start()
 
     def looks(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """Return what is newer than the look of the number `newer`, of each process."""
+        """Return, for each process, the data that is newer than the look with the number `newer`."""
         newer, scope = _whole(query, "newer"), query.get("scope", "")
-        number = self._number  # before the looks: what comes meanwhile is told twice rather than never
+        number = self._number  # before the looks: data that comes meanwhile is sent twice rather than never
         return {"number": number, "processes": [one.since(newer, scope) for one in self.watched]}
 
     def process(self, query: Mapping[str, str]) -> Watched:
@@ -215,7 +215,7 @@ class Processes:
         return self.watched[number]
 
     def record(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """Begin to record a profile; returns the secret path of its page."""
+        """Begin to record a profile; return the secret path of its page."""
         recorded = _Recorded(self.process(query).path)
         name = secrets.token_urlsafe(24)
         with self._lock:
@@ -225,7 +225,7 @@ class Processes:
         return {"path": f"/profiles/{name}", "seconds": _RECORD_SECONDS}
 
     def recorded(self, query: Mapping[str, str]) -> str:
-        """Return the page of a profile, or, while it is recorded, a page that asks again by itself.
+        """Return the page of a profile; while the profile is recorded, a page that reloads itself.
 
         Raises:
             LookupError: there is no such profile.
@@ -256,7 +256,7 @@ _RECORDING: Final = """<!doctype html>
 
 
 class _Recorded:
-    """A profile that is recorded, by a thread of its own."""
+    """A profile, which a separate thread records."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -279,14 +279,14 @@ class _Recorded:
         return self._page or _RECORDING.format(refresh=refresh, heading="Recording", text=text)
 
 
-# --- What a look says, as the page shows it ---
+# --- A look as the page shows it ---
 
 _Column = tuple[str, bool]
 _COLUMNS: Final[tuple[_Column, ...]] = (
     ("step", False), ("runs on", False), ("in flight", True), ("waiting", True), ("items/s", True), ("busy", True),
     ("p50", True), ("p99", True), ("timed", True), ("done", True), ("failed", True), ("retried", True),
 )  # fmt: skip
-# Columns that are there if a step has something to say in them.
+# Optional columns, shown if a step has a value.
 _MAYBE: Final[dict[str, Callable[[NodeLook], int | str]]] = {
     "hedged": lambda node: node.hedged, "failed over": lambda node: node.failed_over,
     "cache hits": lambda node: node.cache_hits, "cache misses": lambda node: node.cache_misses,
@@ -297,7 +297,7 @@ _LINE_COLUMNS: Final = 30
 
 
 def _view_of(look: LiveSnapshot, trace_url: str, drawings: Collection[str]) -> dict[str, Any]:
-    """Return a look as the page shows it: texts, and the numbers that are drawn."""
+    """Return a look as the page shows it: its texts, and the numbers of its lines and bars."""
     names = _Names(look)
     steps = _by_graph(_steps(look, look))
     item_columns, items = _told(_ITEM_COLUMNS, [_item(item, trace_url) for item in look.items])
@@ -321,7 +321,7 @@ def _view_of(look: LiveSnapshot, trace_url: str, drawings: Collection[str]) -> d
 
 
 class _Names:
-    """Which graph of the page, and which step of it, the records of a look mean."""
+    """Maps the records of a look to the graphs and steps of the page."""
 
     def __init__(self, look: LiveSnapshot) -> None:
         self.steps = {(node.graph, node.node): (_graph_of(node), _key_of(node)) for node in look.nodes}
@@ -331,12 +331,12 @@ class _Names:
 
 
 def _graph_of(node: NodeLook | ItemLook) -> str:
-    """Return what stands for the graph of a record: the digest of its drawing, or the name of the graph."""
+    """Return the key of a record's graph: the digest of its drawing, or the name of the graph."""
     return node.drawing or node.graph.partition("/")[0]
 
 
 def _key_of(node: NodeLook | ItemLook) -> str:
-    """Return what stands for a step, among all of its process: its place in the drawing, or its name."""
+    """Return the key of a step, unique in its process: its place in the drawing, or its name."""
     return f"{_graph_of(node)} {node.step or f'{node.graph}/{node.node}'}"
 
 
@@ -361,7 +361,7 @@ def _by_graph(steps: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
 
 
 def _steps(look: LiveSnapshot, whole: LiveSnapshot) -> list[dict[str, Any]]:
-    """Return the steps of a look, with the columns of the look at the whole: a row and the lines of a box each."""
+    """Return, for each step of a look, its row and the lines of its box; `whole` decides about the columns."""
     maybe, figures = [_MAYBE[title] for title in _told_of(whole)], _figures(whole)
     limits = None if whole.verdict is None else (whole.verdict.graph, whole.verdict.node)
     return [_step(node, look.seconds, maybe, figures, (node.graph, node.node) == limits) for node in look.nodes]
@@ -399,7 +399,7 @@ def _step(
 
 
 def _buffer(node: NodeLook) -> tuple[int, int | None]:
-    """Return how many items wait before a step, or, of a step that gives a stream, how many values behind it."""
+    """Return how many items wait before a step; for a step that gives a stream, how many values wait after it."""
     if node.buffer_depth is not None and node.inbox_capacity is None:
         return node.buffer_depth, node.buffer_capacity
     return node.inbox_depth, node.inbox_capacity
@@ -412,7 +412,7 @@ def _busy(node: NodeLook) -> str:
 
 
 def _lines(node: NodeLook, texts: Sequence[str]) -> list[str]:
-    """Return what stands in the box of a step: four lines, of which some may be empty."""
+    """Return the lines in the box of a step: four lines, of which some may be empty."""
     flight, waiting, per_second, busy, p50, p99, _, _, failed, retried = texts
     times = [f"p50 {p50}" if node.p50 is not None else "", f"p99 {p99}" if node.p99 is not None else ""]
     wrong = [f"{failed} failed" if node.total_failed else "", f"{retried} retried" if node.retried else ""]
@@ -454,7 +454,7 @@ def _graph(
 
 
 def _whole_seconds(seconds: float) -> str:
-    """Return a time that looks tell no more exactly than this."""
+    """Return a time in whole seconds, as looks are no more exact."""
     return f"{max(round(seconds), 0)} s" if seconds < 59.5 else duration(round(seconds))
 
 
@@ -479,7 +479,7 @@ _ITEM_COLUMNS: Final[tuple[_Column, ...]] = (
 
 
 def _told(columns: Sequence[_Column], rows: Sequence[dict[str, Any]]) -> tuple[list[_Column], list[dict[str, Any]]]:
-    """Return a table without the columns in which no row says anything; an empty table has the first four."""
+    """Return a table without columns that are empty in all rows; an empty table has the first four columns."""
     told = [at for at in range(len(columns)) if any(row["cells"][at] for row in rows) or (not rows and at < 4)]
     return [columns[at] for at in told], [{**row, "cells": [row["cells"][at] for at in told]} for row in rows]
 

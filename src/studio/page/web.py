@@ -1,4 +1,4 @@
-"""The web server of the live page: who may look, what is sent, and which headers keep names from becoming code."""
+"""The web server of the live page: it checks the token, and sends headers that keep names from becoming code."""
 
 import json
 import re
@@ -33,13 +33,13 @@ def _hash(text: str) -> str:
 class PageServer(ThreadingHTTPServer):
     """Serves the page at a port of 127.0.0.1.
 
-    The page itself has no figures, so all may have it. What it asks for needs the token.
+    The page itself has no figures, so anybody may get it. Its requests for data need the token.
 
     Args:
-        port: the port; 0 for any that is free.
-        answers: what the page may ask for, by method and path, such as `("GET", "/looks")`.
-        open_answers: what needs no token, by the beginning of its path; the rest of the path is secret, and is the
-            value of "rest" in the query.
+        port: the port; 0 for any free port.
+        answers: the functions that answer requests of the page, by method and path, such as `("GET", "/looks")`.
+        open_answers: the functions that answer requests without a token, by the beginning of the path. The end of the
+            path is secret, and is the value of "rest" in the query.
         host_names: names of this machine that a browser may use, besides 127.0.0.1 and localhost.
 
     Raises:
@@ -71,11 +71,11 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """The address to open, with the token behind the `#`, which a browser sends to nobody."""
+        """The address to open, with the token behind the `#`; a browser does not send this part to a server."""
         return f"http://127.0.0.1:{self.server_address[1]}/#{self.token}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that has left."""
+        """Log no errors of clients that have left."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         except LookupError as error:
             self._refuse(404, str(error.args[0] if error.args else error))
             return
-        # The page of a profile says itself what it may do, and what it needs; this says that nothing may frame it.
+        # The page of a profile has a policy of its own in its HTML; this header only forbids frames around the page.
         policy = "frame-ancestors 'none'" if kind == "text/html" else "default-src 'none'; frame-ancestors 'none'"
         self._send(200, kind, content.encode() if isinstance(content, str) else content, policy)
 
