@@ -1,4 +1,4 @@
-"""A program that exposes itself and runs what a page has to show: all kinds of steps, and names that are no text.
+"""A program that exposes itself and runs graphs for the page: all kinds of steps, and names that look like code.
 
     python -m tests.studio.alive SOCKET [kinds | moves | holds | gil | long | reader | worker | many | hostile |
         scopes | saved]
@@ -115,7 +115,7 @@ async def kinds(number: int) -> int:
     return await merge([smaller], await total(first), await most(second), chained, await risky(smaller))
 
 
-# --- moves: what limits changes ---
+# --- moves: the limiting node changes ---
 
 slow = {"decode"}
 
@@ -143,7 +143,7 @@ def listen() -> None:
         slow.add(line.strip())
 
 
-# --- what a process can do badly ---
+# --- processes that run badly ---
 
 
 @ps.node
@@ -254,7 +254,7 @@ async def many(number: int) -> int:
     return number
 
 
-# --- hostile: names, messages and keys that would like to be code ---
+# --- hostile: names, messages and keys that look like code ---
 
 EVIL = "<img src=x onerror=alert(1)>"
 

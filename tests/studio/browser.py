@@ -1,4 +1,4 @@
-"""A headless Chromium that a test looks at pages with: the protocol of its developer tools, over a pair of pipes."""
+"""A headless Chromium in which tests open pages: the protocol of its developer tools, over a pair of pipes."""
 
 import json
 import os
@@ -9,12 +9,12 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-# Debian's name first. A path may be given, where it is none of these.
+# Debian's name first. If the browser has another name, a path may be given.
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome-headless-shell")
 
 
 def installed() -> str | None:
-    """Return the path of a browser; None if there is none."""
+    """Return the path of a browser; None if no browser is installed."""
     given = os.environ.get("PENSTOCK_TEST_CHROMIUM")
     return given or next(filter(None, map(shutil.which, _NAMES)), None)
 
@@ -23,8 +23,8 @@ class Browser:
     """A browser with one page.
 
     Args:
-        program: its path.
-        folder: for what it writes.
+        program: the path of the browser.
+        folder: the folder for files that the browser writes.
     """
 
     def __init__(self, program: str, folder: Path) -> None:
@@ -34,7 +34,7 @@ class Browser:
             "--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
             "--no-first-run", "--disable-background-networking", "--hide-scrollbars", f"--user-data-dir={folder}",
         ]  # fmt: skip
-        # It expects the pipes as descriptors 3 and 4, and says much that is of no interest.
+        # The browser expects the pipes as descriptors 3 and 4, and prints much that is of no interest.
         command = 'exec "$0" "$@" 3<&%d 4>&%d' % (to_child, from_child)  # noqa: UP031 - of a shell
         self._process = subprocess.Popen(
             ["bash", "-c", command, program, *options], pass_fds=(to_child, from_child), stdout=subprocess.DEVNULL,
@@ -66,7 +66,7 @@ class Browser:
             self._process.wait()
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """Have it do something; returns what it answers."""
+        """Send a command to the browser; return its answer."""
         self._sent += 1
         message: dict[str, Any] = {"id": self._sent, "method": method, "params": params}
         if self._session is not None:
@@ -90,7 +90,7 @@ class Browser:
         self.painted()
 
     def run(self, expression: str) -> Any:
-        """Return the value of an expression of JavaScript; promises are waited for."""
+        """Return the value of an expression of JavaScript; wait for it if it is a promise."""
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -103,7 +103,7 @@ class Browser:
             self.painted()
 
     def painted(self) -> None:
-        """Wait until what was asked for is painted."""
+        """Wait until the requested changes are painted."""
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
 
     def click(self, x: float, y: float) -> None:
@@ -119,7 +119,7 @@ class Browser:
         self.painted()
 
     def requests(self) -> list[str]:
-        """Return the addresses of all that was asked for since the page was opened."""
+        """Return the addresses of all requests since the page was opened."""
         self.run("0")
         return [
             message["params"]["request"]["url"]
@@ -128,7 +128,7 @@ class Browser:
         ]
 
     def complaints(self) -> list[Any]:
-        """Return the errors of scripts, and what the console says, since the page was opened."""
+        """Return the errors of scripts, and the messages of the console, since the page was opened."""
         self.run("0")
         kinds = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
         return [message["params"] for message in self.messages if message.get("method") in kinds]

@@ -1,4 +1,4 @@
-"""A program that exposes itself and runs a stream until it is ended; of its nodes, `slow` limits."""
+"""A program that exposes itself and runs a stream until the program is ended; its node `slow` limits."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""`penstock studio` in a process of its own, and who asks it."""
+"""`penstock studio` in a process of its own, and a client of it."""
 
 import http.client
 import json
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class Studio:
-    """The page of some sockets, until the end of the `with`.
+    """The page of some sockets, until the end of the `with` block.
 
     Args:
-        arguments: of the command, such as the paths of the sockets.
+        arguments: the arguments of the command, such as the paths of the sockets.
     """
 
     def __init__(self, *arguments: str | Path) -> None:
@@ -50,6 +50,6 @@ class Studio:
             connection.close()
 
     def looks(self, newer: int = 0) -> dict[str, Any]:
-        """Return what is newer than a look."""
+        """Return the data that is newer than a look."""
         found: dict[str, Any] = json.loads(self.ask(f"/looks?newer={newer}")[2])
         return found

@@ -1,4 +1,4 @@
-"""Drawings of graphs: golden pictures, and that no picture loses or invents a node or an edge."""
+"""Drawings of graphs: golden pictures; and no picture loses or invents a node or an edge."""
 
 import re
 from collections import Counter
@@ -165,12 +165,12 @@ def test_siblings_that_look_alike_are_folded() -> None:
 
 
 def test_only_what_may_be_exchanged_is_folded() -> None:
-    # p, q read one and the same fetch, r, s one each: drawn alike, the two would be mistaken for each other.
+    # p and q read the same fetch, r and s each read their own. Drawn alike, the two cases would look the same.
     crossed = draw("g", "?x\na:f < x\nb:f < x\np < a\nq < a\nr < a\ns < b\n=y < p q r s")
     assert "×" not in to_text(crossed)
     differing = draw("g", "?x\na:f < x | thread\nb:f < x | process\n=y < a b")
     assert "×" not in to_text(differing)
-    assert "f#2" in to_text(differing)  # two of one name are told apart where they are read
+    assert "f#2" in to_text(differing)  # two nodes of one name are told apart where they are read
     parted = draw("g", "?x\na:f < x\nb:f < x\ny < a x\nz < b x")
     assert "×" not in to_text(parted)
     then, otherwise = draw("then", "?q\nkeep < q"), draw("then", "?q\ndrop < q")
@@ -405,7 +405,7 @@ def edges_of(drawing: Drawing) -> list[tuple[str, str]]:
 
 
 def shown(label: str) -> str:
-    """What a terminal can show of a label, in one line."""
+    """The label as a terminal can show it, on one line."""
     line = " ".join(label.split())
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
@@ -444,7 +444,7 @@ def test_parts_of_a_large_graph_keep_each_step_and_each_edge(drawing: Drawing, f
     assert Counter(kept) == Counter(
         pair if pair[0] != pair[1] else edge for edge, pair in zip(edges, ends, strict=True)
     )
-    to_svg(whole)  # which refuses a circle of edges
+    to_svg(whole)  # refuses a cycle of edges
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A process that exposes itself: the socket, who asks there, and what it says."""
+"""A process that exposes itself: its socket, its clients, and its answers."""
 
 import asyncio
 import contextlib
@@ -63,7 +63,7 @@ def node_of(look: LiveSnapshot, name: str) -> NodeLook:
     return found
 
 
-# --- What it says. Clients here block the event loop while they wait, so every answer comes although it is blocked ---
+# --- Answers. Clients here block the event loop while they wait, so every answer comes although the loop is blocked ---
 
 
 async def test_a_look_tells_what_nodes_did_since_the_one_before(path: Path) -> None:
@@ -226,11 +226,11 @@ async def test_handlers_are_timed_only_while_somebody_looks(path: Path) -> None:
             assert not is_timed()
             with looking(path) as client:
                 client.look()
-                await asyncio.sleep(0)  # by the loop itself, so a blocked one cannot be timed
+                await asyncio.sleep(0)  # the loop itself starts timing, so a blocked loop cannot be timed
                 assert is_timed()
                 await service(1)
                 assert (node_of(client.look(), "fetch").busy_share or 0) > 0
-            while is_timed():  # until the server has seen that the client is gone, and the loop was told
+            while is_timed():  # until the server has seen that the client has left, and has told the loop
                 await asyncio.sleep(0)
 
 
@@ -326,11 +326,11 @@ def test_of_many_nodes_those_that_do_most_are_shown() -> None:
     assert table.remark == "and 25 nodes that do less; --json has all of them"
 
 
-# --- Who asks ---
+# --- Clients ---
 
 
 class Raw:
-    """A client that sends what it likes."""
+    """A client that sends any bytes."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -466,7 +466,7 @@ def test_only_the_owner_may_connect_whatever_the_umask(path: Path, umask: int, m
     modes: list[int] = []
     identity = server._identity
 
-    def record(file: Path) -> tuple[int, int]:  # what is called first once the file is there
+    def record(file: Path) -> tuple[int, int]:  # the first call after the file was made
         modes.append(mode_of(file))
         return identity(file)
 

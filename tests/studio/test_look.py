@@ -1,4 +1,4 @@
-"""What a look tells of a process, as a client without Penstock reads it: lines of JSON on a socket."""
+"""Looks at a process, as a client without Penstock reads them: lines of JSON on a socket."""
 
 import asyncio
 import contextlib
@@ -208,7 +208,7 @@ async def test_a_stream_tells_its_progress_and_its_snapshots(path: Path, tmp_pat
     assert (half["done"] == 8) == (half["left"] == 0)
     assert (saved["cut_asked"], saved["total"]) == ("every 2 values", 100)
     assert 5 <= saved["done"] < 100
-    [resumed] = look["scopes"]  # whose time left does not count what was done before it was opened
+    [resumed] = look["scopes"]  # its time left does not count items that had ended before it was opened
     assert resumed["left"] > (look["when"] - resumed["opened"]) * (100 / resumed["done"] - 1) * 1.1
     assert saved["cuts"] >= 1
     assert saved["cut_bytes"] > 0
@@ -515,7 +515,7 @@ async def test_a_look_that_takes_long_is_answered_less_often(path: Path) -> None
     def looks() -> list[float]:
         with exposed(path) as asking:
             found = [asking.look()["seconds"] for _ in range(3)]
-            asking.send("look")  # its answer would take a second more: the server ends without it
+            asking.send("look")  # this answer would take a second more: the server ends without it
             began = time.monotonic()
         assert time.monotonic() - began < 1
         return found

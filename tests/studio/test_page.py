@@ -1,4 +1,4 @@
-"""A profile as a page: what is in it, without a browser."""
+"""A profile as a page: its content, read without a browser."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
 class Page(HTMLParser):
-    """A page that is well formed: every element is closed where it should be, every id is there once.
+    """A well-formed page: every element is closed in its place, and every id is there once.
 
     Attributes:
         found: for each tag, the attributes of its elements.
@@ -56,7 +56,7 @@ class Page(HTMLParser):
             self.texts.setdefault(self._open[-1], []).append(data)
 
     def data(self) -> dict[str, Any]:
-        """Return what the script of the timeline reads."""
+        """Return the data that the script of the timeline reads."""
         [position] = [at for at, one in enumerate(self.found["script"]) if one.get("type") == "application/json"]
         found: dict[str, Any] = json.loads(self.texts["script"][position])
         return found

@@ -1,4 +1,4 @@
-"""The page of a profile in a browser: it shows what it should, and does what one clicks on."""
+"""The page of a profile in a browser: it shows the profile, and reacts to clicks and keys."""
 
 import asyncio
 from collections.abc import Iterator
@@ -88,7 +88,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
         yield found
 
 
-# One test, as a browser takes seconds to start; what it looks at has names.
+# One test, as a browser takes seconds to start; each thing that it checks has a function with a name.
 @pytest.mark.timeout(180)
 def test_the_page_shows_itself_and_obeys(browser: Browser, page: Path, of_two_graphs: Path) -> None:
     for dark in (False, True):
@@ -120,7 +120,7 @@ def the_bottleneck_is_highlighted(browser: Browser, warm: str) -> None:
 
 
 def pixels(browser: Browser, colour: str) -> int:
-    """Return how many pixels of the timeline have a colour, or nearly so: slices are a bit transparent."""
+    """Return how many pixels of the timeline have about a colour: slices are a bit transparent."""
     wanted = colour.removeprefix("rgb(").removesuffix(")")
     found: int = browser.run(
         "(() => { const c = document.getElementById('timeline'); const gutter = 0.25 * c.width;"
@@ -218,7 +218,7 @@ def an_item_is_followed(browser: Browser) -> None:
 
 
 def a_new_size_is_drawn_at_once(browser: Browser) -> None:
-    # Where a page is printed, or stands in a frame out of view, no animation frame comes.
+    # If a page is printed, or is in a frame out of view, it gets no animation frame.
     browser.run(
         "(parent => { window.requestAnimationFrame = () => 0; parent.style.width = '700px';"
         "return new Promise(done => new ResizeObserver(() => setTimeout(() => done(0))).observe(parent)); })"

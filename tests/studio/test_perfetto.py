@@ -1,4 +1,4 @@
-"""A timeline as a trace: what is in it, and that it keeps to the format."""
+"""A timeline as a trace: its events, and that they follow the format."""
 
 import asyncio
 from itertools import pairwise

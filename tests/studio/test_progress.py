@@ -1,4 +1,4 @@
-"""`stream(progress=True)`: a bar on a terminal, and nothing at all elsewhere."""
+"""`stream(progress=True)`: a bar on a terminal, and no output elsewhere."""
 
 import asyncio
 import io
@@ -46,7 +46,7 @@ async def counted(number: int) -> AsyncIterator[int]:
 
 
 class Screen:
-    """A terminal that standard error goes to."""
+    """A terminal to which standard error goes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -56,11 +56,11 @@ class Screen:
         self.file = open(self.slave, "w", closefd=False)  # noqa: SIM115 - closed below
 
     def attach(self) -> None:
-        """Have standard error go there; for pytest, which captures it anew when the test begins, inside of the test."""
+        """Send standard error there; call it inside of the test, as pytest replaces standard error before each test."""
         self._monkeypatch.setattr(sys, "stderr", self.file)
 
     def shown(self) -> str:
-        """Return what was written, without colours and movements."""
+        """Return the written text, without colours and movements of the cursor."""
         found = b""
         try:
             while part := os.read(self._master, 65536):
@@ -266,7 +266,7 @@ async def test_a_stream_that_is_dropped_ends_it(screen: Screen) -> None:
     assert await anext(results) == 1
     del results
     while any(thread.name.startswith(("penstock-progress", "Thread-")) for thread in threading.enumerate()):
-        await asyncio.sleep(0)  # until the thread of rich has ended, and the one that draws the last numbers
+        await asyncio.sleep(0)  # until the thread of rich has ended, and the thread that draws the last numbers
 
 
 async def test_a_stream_that_never_begins_shows_nothing(screen: Screen) -> None:

@@ -1,4 +1,4 @@
-"""What `print(service)` draws: each graph at work, with the load of its nodes."""
+"""The drawing of `print(service)`: each graph at work, with the load of its nodes."""
 
 import asyncio
 import re
@@ -56,7 +56,7 @@ async def merged(number: int) -> tuple[int, int]:
 
 
 def lines_of(service: object) -> list[str]:
-    """The lines of a drawing, with `~` for each rate and time, which no two runs share, nor the blanks around them."""
+    """The lines of a drawing, with `~` for rates, times and the blanks around them, which differ from run to run."""
     text = re.sub(r" *<?[\d,.]+/s", " ~/s", str(service))
     return re.sub(r" {2,}", "  ", re.sub(r"over <?[\d.]+ s", "over ~", text)).splitlines()
 

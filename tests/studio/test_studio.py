@@ -1,4 +1,4 @@
-"""`penstock studio` as a browser asks it: who may look, and what the page is told of several processes."""
+"""`penstock studio` as a browser asks it: who may look, and the data of several processes."""
 
 import json
 import re
@@ -18,7 +18,7 @@ import pytest
 from .studio import Studio
 from .test_top import exposed
 
-# The figures are those of `top`, whose tests run on both loops; these run nothing on one of their own.
+# The figures are the figures of `top`, whose tests run on both loops; the tests here run no event loop.
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_a_process_that_does_not_answer_holds_up_no_end(tmp_path: Path) -> None:
 
 
 def until(studio: Studio, number: int, is_so: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """Return what the page is told of a process, once it is so."""
+    """Return the data that the page gets of a process, once a condition holds."""
     give_up = monotonic() + 60
     while not is_so(found := studio.looks()["processes"][number]):
         assert monotonic() < give_up, found
@@ -216,7 +216,7 @@ def test_one_of_several_scopes_is_looked_at(tmp_path: Path) -> None:
         give_up = monotonic() + 30
         while not 0 < of_scope() < 0.75 * done(studio.looks()["processes"][0]["look"]):
             assert monotonic() < give_up
-        # More pages may choose than a process takes connections.
+        # More pages may choose a scope than a process accepts connections.
         number = studio.looks()["number"]
         while studio.looks()["number"] < number + 4:
             assert monotonic() < give_up
@@ -241,7 +241,7 @@ def test_a_training_tells_its_newest_snapshot_and_a_stream_the_time_that_is_left
         assert all(share is not None and 0 < share < 1 for _, _, share in scopes(told))
 
 
-# --- What runs badly ---
+# --- Processes that run badly ---
 
 
 @pytest.mark.long

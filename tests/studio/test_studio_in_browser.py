@@ -1,4 +1,4 @@
-"""The live page in a browser: it shows each box of a drawing with its figures, follows what changes, and obeys."""
+"""The live page in a browser: it shows each box of a drawing with its figures, follows changes, and obeys its user."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from .browser import Browser, installed
 from .studio import Studio
 
 _PROGRAM = installed()
-# `make test-long` sets this. There, nothing is skipped for want of a browser or of npm, but fails.
+# `make test-long` sets this. There, tests fail without a browser or npm, and are not skipped.
 _NOTHING_IS_SKIPPED = "PENSTOCK_TEST_EFFORT" in os.environ
 pytestmark = [
     needs_package("chromium", "chromium" if _NOTHING_IS_SKIPPED else _PROGRAM),
@@ -34,7 +34,7 @@ KINDS = ("kinds", "moves", "hostile", "many")
 
 
 class App:
-    """A program of `alive` that runs until the end of the `with`."""
+    """A program of `alive` that runs until the end of the `with` block."""
 
     def __init__(self, path: Path, kind: str) -> None:
         self.path = path
@@ -188,7 +188,7 @@ def test_a_step_is_found_and_chosen_with_the_keyboard(shown: Shown) -> None:
     assert texts(browser, "#picture .box.chosen") == []
 
 
-# --- What changes ---
+# --- Changes ---
 
 
 def test_another_limit_is_told_within_three_seconds(shown: Shown) -> None:
@@ -205,7 +205,7 @@ def test_another_limit_is_told_within_three_seconds(shown: Shown) -> None:
         assert texts(browser, "#picture .box.limits > text:first-of-type") == [slow]
         assert texts(browser, "#steps tr.limits th") == [slow]
         assert "concurrency=" in browser.run("document.getElementById('remedy').textContent")
-    # A verdict was announced when the page was opened; these came less than ten seconds after that.
+    # A verdict was announced when the page was opened; these verdicts came less than ten seconds after it.
     assert browser.run(announced) == before
 
 
@@ -242,13 +242,13 @@ def test_a_hidden_page_asks_for_nothing_and_gets_what_it_has_missed(shown: Shown
     give_up = monotonic() + 30
     while shown.studio.looks()["number"] < number + 2 * len(KINDS) and monotonic() < give_up:
         browser.painted()
-    assert len(browser.requests()) <= asked + 1  # one may have been under way
+    assert len(browser.requests()) <= asked + 1  # one request may have been under way
     browser.run(hide % "false")
     browser.run("document.dispatchEvent(new Event('visibilitychange'))")
     browser.until(f"{points} > {before}")
 
 
-# --- Who would like to do more ---
+# --- Attackers ---
 
 
 def test_names_messages_and_keys_are_only_text(shown: Shown) -> None:
@@ -280,7 +280,7 @@ def test_a_trace_has_a_link_that_tells_the_other_side_nothing(shown: Shown) -> N
         assert (rel, target, text) == ("noopener noreferrer", "_blank", trace[:8])
 
 
-# --- Who looks ---
+# --- People who look ---
 
 
 CONTRAST = """
@@ -354,11 +354,11 @@ def test_axe_finds_nothing(shown: Shown, axe: str, width: int) -> None:
     assert browser.run("document.documentElement.scrollWidth") <= width
 
 
-# --- What it costs ---
+# --- The cost of the page ---
 
 
 def spent(browser: Browser) -> float:
-    """Return the seconds of script, layout and style so far."""
+    """Return the seconds that script, layout and style have taken so far."""
     told = {one["name"]: one["value"] for one in browser.send("Performance.getMetrics")["metrics"]}
     return float(told["ScriptDuration"] + told["LayoutDuration"] + told["RecalcStyleDuration"])
 
@@ -373,7 +373,7 @@ def test_an_update_of_300_steps_takes_at_most_50_ms(shown: Shown) -> None:
     shown.browser.send("Performance.enable")
     browser = shown.open("many")
     assert len(texts(browser, "#steps tbody tr")) == 300
-    seek(browser, "e")  # which all have
+    seek(browser, "e")  # all steps have an "e" in their name
     browser.until("document.querySelectorAll('#picture .box').length == 315")
     began = looked(browser) + 1  # after one whole update
     while looked(browser) < began:
@@ -383,9 +383,9 @@ def test_an_update_of_300_steps_takes_at_most_50_ms(shown: Shown) -> None:
         before = spent(browser)
         while looked(browser) < began + number:
             browser.run("new Promise(done => setTimeout(done, 50))")
-        # The browser does not count the script that runs once an answer is there; the page does.
+        # The browser does not count the time of scripts that handle an answer; the page counts it.
         taken.append(spent(browser) - before + float(browser.run("document.body.dataset.updateMs")) / 1000)
-    assert min(taken) < 0.05, taken  # the least, as other programs of the machine only add to it
+    assert min(taken) < 0.05, taken  # the least time, as other programs of the machine only add to it
 
 
 def heap(browser: Browser) -> int:
@@ -393,7 +393,7 @@ def heap(browser: Browser) -> int:
     return int(browser.send("Runtime.getHeapUsage")["usedSize"])
 
 
-# Gives the page the newest look again and again, each with a second more and other rates; a page that wakes asks.
+# Gives the page the newest look again and again, each time a second later and with other rates; a page that wakes asks.
 REPLAY = """
 (async (looks) => {
   if (!window.replayed) {
@@ -424,7 +424,7 @@ REPLAY = """
 @pytest.mark.long
 def test_the_heap_is_level_over_ten_minutes_of_looks(shown: Shown) -> None:
     browser = shown.open("many")
-    for _ in range(6):  # five minutes fill what the page keeps
+    for _ in range(6):  # five minutes of looks, which is all that the page keeps
         browser.run(REPLAY % 50)
     points = "document.querySelector('#picture .spark[points]').getAttribute('points').split(' ').length"
     assert browser.run(points) == 60

@@ -1,4 +1,4 @@
-"""`python -m penstock top` against processes that run, end, or never were."""
+"""`python -m penstock top` against processes that run, have ended, or have never run."""
 
 import json
 import os
@@ -102,7 +102,7 @@ def test_a_process_that_goes_away_is_told_of(tmp_path: Path) -> None:
     done = top(tmp_path / "socket")
     assert (done.returncode, done.stdout) == (1, "")
     assert "the process that opened it has ended; start it again" in done.stderr
-    with exposed(tmp_path / "socket"):  # in place of the file that is left
+    with exposed(tmp_path / "socket"):  # replaces the file that the dead process has left
         assert top(tmp_path / "socket", "--once", *QUICK).returncode == 0
 
 
@@ -202,7 +202,7 @@ def test_a_socket_of_another_user_is_refused(path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
     program = "import os, pwd, sys; from penstock.__main__ import main; os.setuid(65534); sys.exit(main())"
-    with tempfile.TemporaryDirectory() as folder:  # those of pytest may not be looked into by others
+    with tempfile.TemporaryDirectory() as folder:  # other users may not read the folders of pytest
         Path(folder).chmod(0o755)
         with exposed(Path(folder, "socket")):
             done = run("-c", program, "top", f"{folder}/socket", "--once")

@@ -1,11 +1,11 @@
-"""Reads a trace in the "Trace Event Format", and is stricter about it than those who show it."""
+"""Reads a trace in the "Trace Event Format", more strictly than the programs that show traces."""
 
 import json
 from collections import defaultdict
 from typing import Any
 
 NUMBER = (int, float)
-# What an event of each phase has, besides "ph"; and what it may have.
+# The fields that an event of each phase must have, besides "ph"; and the fields that it may have.
 FIELDS: dict[str, tuple[dict[str, type | tuple[type, ...]], set[str]]] = {
     "M": ({"pid": int, "name": str, "args": dict}, {"tid"}),
     "X": ({"pid": int, "tid": int, "name": str, "cat": str, "ts": NUMBER, "dur": NUMBER, "args": dict}, set()),
@@ -20,11 +20,11 @@ METADATA["thread_sort_index"] = "sort_index"
 
 
 class Trace:
-    """A trace that keeps to the format.
+    """A trace that follows the format.
 
     Attributes:
-        facts: what it says of itself.
-        events: all of them.
+        facts: the facts in its "otherData".
+        events: all events.
         slices: for each named track, as (process, thread), its slices in order.
         flows: for each item, the names of the slices that its arrows bind to, in order.
         counters: for each counter, as (process, name), its values in order.
@@ -87,7 +87,7 @@ class Trace:
             self.flows[frame] = [self._bound(event, frame)["name"] for event in chain]
 
     def _bound(self, event: dict[str, Any], frame: int) -> dict[str, Any]:
-        """Return the slice that a flow event binds to: the one that encloses it on its track."""
+        """Return the slice that a flow event binds to: the slice that encloses the event on its track."""
         at = event["ts"]
         [found] = [one for one in self._raw[event["pid"], event["tid"]] if one["ts"] <= at < one["ts"] + one["dur"]]
         assert frame == found["args"].get("frame") or frame in found["args"].get("frames", ())

@@ -1,4 +1,4 @@
-"""Metrics that are set up for one test only, and what a reader of the SDK collects of them."""
+"""Metrics that are set up for one test only, and the numbers that a reader of the SDK collects from them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +15,10 @@ from penstock.telemetry.metrics import Instruments, Registry
 
 @dataclass
 class Collected:
-    """A provider with a reader, and a registry that knows of nothing that was opened before.
+    """A provider with a reader, and a new registry, which has no sources of earlier tests.
 
     Attributes:
-        registry: adds up what is open and what has closed.
+        registry: adds up the counters of open and closed sources.
     """
 
     reader: InMemoryMetricReader = field(default_factory=InMemoryMetricReader)
@@ -29,7 +29,7 @@ class Collected:
         self.instruments = Instruments(self.provider.get_meter(names.INSTRUMENTATION), self.registry.totals)
 
     def metrics(self) -> dict[str, Metric]:
-        """Returns what is collected now, by name."""
+        """Returns the metrics that the reader collects now, by name."""
         data = self.reader.get_metrics_data()
         found = [] if data is None else data.resource_metrics
         return {metric.name: metric for one in found for scope in one.scope_metrics for metric in scope.metrics}
@@ -42,14 +42,14 @@ class Collected:
         return [point for point in points if wanted.items() <= dict(point.attributes or {}).items()]
 
     def total(self, name: str, **attributes: Any) -> float:
-        """Returns the sum of these points; of a histogram, how many were recorded."""
+        """Returns the sum of these points; for a histogram, the number of recorded values."""
         points = self.points(name, **attributes)
         return sum(point.count if hasattr(point, "count") else point.value for point in points)
 
 
 @contextmanager
 def collecting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collected]:
-    """Sets metrics up: a process has one provider only, and the instruments of the package found it before."""
+    """Sets metrics up anew: a process has only one provider, and the package's instruments may have found it before."""
     found = Collected()
     monkeypatch.setattr("opentelemetry.metrics._internal._METER_PROVIDER", found.provider)
     monkeypatch.setattr("penstock.telemetry.metrics._instruments", found.instruments)

@@ -1,4 +1,4 @@
-"""What tests of profiles share."""
+"""Fixtures that tests of profiles share."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
         monkeypatch.setattr(f"penstock.{module}.perf_counter", now)
     monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.0)
     monkeypatch.setattr("penstock.telemetry.profiling.monitor.thread_seconds", lambda thread: 0.0)
-    # Who holds the GIL in real time says nothing here.
+    # In virtual time, the use of the GIL in real time has no meaning.
     monkeypatch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda self: (0.0, {}))
     chains._compiled.cache_clear()
     yield now

@@ -1,6 +1,6 @@
-"""A receiver of OTLP in a process of its own, over gRPC and HTTP, that keeps what it is sent, undecoded.
+"""A receiver of OTLP in a process of its own, over gRPC and HTTP, that keeps the requests that it gets, undecoded.
 
-It says where it listens. When its standard input ends, it writes a line for each request, and ends as well.
+It prints where it listens. When its standard input ends, it writes a line for each request, and ends as well.
 """
 
 import base64
@@ -29,7 +29,7 @@ class Request:
         target: the path of the URL, or the full name of the method.
         encoding: how its body was compressed; gRPC does not tell.
         body: the message, not compressed.
-        headers: those of HTTP, or the metadata of gRPC, in lower case.
+        headers: the headers of HTTP, or the metadata of gRPC, in lower case.
     """
 
     protocol: str
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass
 class Receiver:
-    """Where a receiver listens, and once it has ended, what it was sent."""
+    """The addresses at which a receiver listens, and once it has ended, the requests that it got."""
 
     endpoints: dict[str, str]
     requests: list[Request] = field(default_factory=list[Request])
@@ -56,7 +56,7 @@ class Receiver:
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
-    """Run a receiver for the length of a `with` block; behind it are its requests."""
+    """Run a receiver for the length of a `with` block; after the block, the receiver has its requests."""
     command = [sys.executable, "-m", "tests.telemetry.otlp_receiver"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None

@@ -1,4 +1,4 @@
-"""A span as plain values, the same for what was recorded and for what a receiver or a backend has of it."""
+"""A span as plain values, the same for a recorded span and for the span in a receiver or a backend."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Record:
 
     @property
     def place(self) -> tuple[str, str, str, str]:
-        """What says where it stands in its trace."""
+        """The ids that say where the span stands in its trace."""
         return self.trace_id, self.span_id, self.parent_id, self.name
 
 
@@ -63,7 +63,7 @@ def plain(attributes: Attributes) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> Record:
-    """Read what `dataclasses.asdict` and `json` have made of a record."""
+    """Read a record that `dataclasses.asdict` and `json` have written."""
     events = tuple((name, attributes) for name, attributes in fields["events"])
     return Record(**{**fields, "events": events, "links": tuple(tuple(link) for link in fields["links"])})
 

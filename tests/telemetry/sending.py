@@ -1,9 +1,9 @@
-"""Runs graphs, or the demo, with tracing set up as an application does, and writes down what was recorded.
+"""Runs graphs, or the demo, with tracing set up as an application does, and writes the recorded spans to a file.
 
     python -m tests.telemetry.sending RECORDS.json graphs
     python -m tests.telemetry.sending RECORDS.json demo ARGUMENTS...
 
-Where the spans go, the standard variables say.
+The standard `OTEL_*` variables say where the spans go.
 """
 
 import asyncio

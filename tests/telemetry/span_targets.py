@@ -20,14 +20,14 @@ def ids(x: int) -> tuple[int, int, bool, object]:
 
 @ps.node(runs_on="process")
 def traced(x: int) -> tuple[int, bool]:
-    """Make a span of its own; returns its process, and whether that has an SDK."""
+    """Make a span; return the id of this process, and whether the process has set up an SDK."""
     with trace.get_tracer("targets").start_as_current_span(f"inner {x}"):
         return os.getpid(), "opentelemetry.sdk.trace" in sys.modules
 
 
 @ps.node(runs_on="process", retry=ps.Retry(attempts=2))
 def logged(x: int) -> Mapping[str, Any]:
-    """Return what a log says in a worker process."""
+    """Return the fields of a log event in a worker process."""
     event = telemetry.add_trace_context(None, "info", {"event": "here"})
     if event["attempt"] == 1 and x:
         raise ConnectionError
@@ -52,5 +52,5 @@ async def _trace_in_processes(number: int) -> list[tuple[int, bool]]:
 
 
 def trace_in_processes(number: int = 4) -> list[tuple[int, bool]]:
-    """Run items in worker processes, and end these."""
+    """Run items in worker processes, and end the processes."""
     return asyncio.run(_trace_in_processes(number))

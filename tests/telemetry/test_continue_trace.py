@@ -21,7 +21,7 @@ SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """What is recorded while tracing is set up for one test, with the SDK's default sampler."""
+    """The spans that are recorded while tracing is set up for one test, with the SDK's default sampler."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -186,7 +186,7 @@ async def test_an_item_goes_on_from_the_headers_of_its_message(spans: InMemorySp
                 assert await service.map(messages(), trace_items=True) == [0, 1, 2, 3]
     found = {span.name: span for span in spans.get_finished_spans()}
     runs = [span for span in spans.get_finished_spans() if span.name == "penstock.run looking"]
-    # One that says nothing begins a trace; one that its sender has not sampled is not recorded.
+    # A message without a trace begins a trace; a message that its sender has not sampled is not recorded.
     assert [span.parent and ids_of(span.parent) for span in runs] == [(1, 1), None, (3, 3)]
     assert [[link.context for link in span.links] for span in runs] == [[found["penstock.stream"].context]] * 3
     assert ids_of(runs[0].context)[0] == 1
@@ -210,7 +210,7 @@ async def test_a_call_of_its_own_goes_on_from_headers(spans: InMemorySpanExporte
             telemetry.continued(counting(3), {"traceparent": f"00-{TRACE}-{3:016x}-01"})
         ) as values:
             assert [value async for value in values] == [3]
-        await engine.run(telemetry.continued(looking(4), {}))  # which says nothing
+        await engine.run(telemetry.continued(looking(4), {}))  # headers without a trace
     runs = [span for span in spans.get_finished_spans() if span.name.startswith("penstock.run")]
     parents = [ids_of(span.parent) for span in runs]
     caller = spans.get_finished_spans()[-1]

@@ -16,7 +16,7 @@ from tests.tracing import Tracing, id_of
 
 @pytest.fixture
 def events() -> Iterator[list[dict[str, Any]]]:
-    """What is logged, after the processor of the library."""
+    """The logged events, after the processor of the library."""
     found = structlog.testing.LogCapture()
     structlog.configure(processors=[telemetry.add_trace_context, found])
     yield found.entries  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Each metric says what happened, in runs, streams and deployments, and goes on saying it when they have ended."""
+"""Each metric counts the work of runs, streams and deployments, and keeps its count when they have ended."""
 
 import asyncio
 import gc
@@ -206,7 +206,7 @@ async def test_a_stream_of_one_call_is_a_run(collected: Collected) -> None:
     async with engine.stream(counting(3)) as numbers:
         pass
     assert collected.total(names.METRIC_RUN_DURATION, graph="counting", outcome="cancelled") == 1
-    # The time of a node that gives a stream is that of others as well.
+    # The time of a node that gives a stream would include the time of other nodes.
     assert collected.points(names.METRIC_NODE_BUSY_TIME, graph="counting") == []
 
 
@@ -285,7 +285,7 @@ async def test_what_was_taken_over_hedged_and_kept(collected: Collected) -> None
     async with engine.deploy(all_three) as service:
         for x in (1, 1, 2):
             await service.run(all_three(x))
-        # What one result and its key take differs by Python; two are too large.
+        # The size of one result and its key differs between versions of Python; two results are always too large.
         assert 300 < collected.total(names.METRIC_NODE_CACHE_SIZE, node="kept") <= 600
     assert collected.total(names.METRIC_NODE_FAILOVERS, node="fails") == 3
     assert collected.total(names.METRIC_NODE_HEDGES, node="hedged") == 1
@@ -407,7 +407,7 @@ async def test_an_engine_and_its_scopes_are_not_kept_alive(collected: Collected)
     await asyncio.sleep(0)
     gc.collect()
     assert runtime() is None
-    gc.collect()  # what runs have shared goes when the Engine has gone
+    gc.collect()  # the scope that runs have shared is collected with the Engine
     assert [part() for part in parts] == [None] * 3
     assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="line", node="add") == 3
     assert len(collected.registry._departed) == 0

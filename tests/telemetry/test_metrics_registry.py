@@ -1,4 +1,4 @@
-"""The registry adds up what is open and what has closed, and never waits; instruments look once for all of them."""
+"""The registry adds up open and closed sources, and never waits; one reading serves all instruments."""
 
 import gc
 import itertools
@@ -62,7 +62,7 @@ def test_counters_of_what_closes_stay_and_levels_do_not() -> None:
     assert totals(registry) == {(COUNTER, "n"): 3, (LEVEL, "n"): 3, (COUNTER, "m"): 5, (LEVEL, "m"): 5}
     registry.closed(one)
     registry.closed(one)  # once is enough
-    registry.closed(Counts(7))  # it was never open
+    registry.closed(Counts(7))  # this source was never open
     two.value = 4
     assert totals(registry) == {(COUNTER, "n"): 5, (LEVEL, "n"): 4, (COUNTER, "m"): 5, (LEVEL, "m"): 5}
     registry.closed(two)
@@ -90,7 +90,7 @@ def test_closing_never_waits_for_a_reader_nor_for_another_that_closes() -> None:
     source = Counts(3)
     registry.opened(source)
     closed = threading.Thread(target=registry.closed, args=(source,))
-    with registry._lock:  # as a reader holds it, or whoever closes another one
+    with registry._lock:  # as a reader holds the lock, or a thread that closes another source
         closed.start()
         closed.join()
     assert totals(registry) == {(COUNTER, "n"): 3}

@@ -1,4 +1,4 @@
-"""A node that calls a model: the names of OpenTelemetry for that, and the tokens that its result tells of."""
+"""A node that calls a model: its span has OpenTelemetry's names for model calls, and the tokens in the result."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace

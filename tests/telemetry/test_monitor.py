@@ -1,4 +1,4 @@
-"""Snapshots of all scopes of a process, and what happened from one to the next."""
+"""Snapshots of all scopes of a process, and the work of nodes between two snapshots."""
 
 import asyncio
 import gc

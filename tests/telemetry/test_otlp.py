@@ -1,4 +1,4 @@
-"""What a receiver of OTLP in another process gets of a real run, decoded from protobuf, over gRPC and over HTTP."""
+"""The spans and metrics of a real run that a receiver of OTLP in another process gets, over gRPC and over HTTP."""
 
 import json
 import os
@@ -23,7 +23,7 @@ WAYS = [("http/protobuf", ""), ("http/protobuf", "gzip"), ("grpc", ""), ("grpc",
 
 @dataclass
 class Sent:
-    """One run: what was recorded in the sending process, and what came over the wire."""
+    """One run: the spans that the sending process recorded, and the requests that came over the wire."""
 
     protocol: str
     compression: str

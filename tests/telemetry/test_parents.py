@@ -1,4 +1,4 @@
-"""Whatever the order of steps, every span is in the trace of its own caller, below the right one."""
+"""Whatever the order of steps, every span is in the trace of its own caller, below the right parent."""
 
 import asyncio
 from collections.abc import AsyncIterator

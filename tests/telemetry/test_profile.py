@@ -1,4 +1,4 @@
-"""A profile says what nodes did inside its block, and which of them limits."""
+"""A profile shows the work of nodes inside its block, and names the node that limits."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ CLOCKED = (
 
 
 class Clock:
-    """The time that profiles see: that of a virtual loop, and what handlers say that they take."""
+    """The time that profiles see: the time of a virtual loop, and the times that handlers claim to take."""
 
     def __init__(self) -> None:
         self.taken = 0.0
@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     for module in CLOCKED:
         monkeypatch.setattr(f"penstock.{module}.perf_counter", now)
     monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.0)
-    # Who holds the GIL in real time says nothing here.
+    # In virtual time, the use of the GIL in real time has no meaning.
     monkeypatch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda self: (0.0, {}))
     chains._compiled.cache_clear()
     yield now
@@ -107,7 +107,7 @@ def node_of(profile: telemetry.Profile, name: str) -> telemetry.NodeProfile:
     return found
 
 
-# --- Which limits ---
+# --- Which node limits ---
 
 
 def test_a_slow_node_in_the_middle_limits() -> None:
@@ -169,7 +169,7 @@ def test_a_reader_that_never_waits_limits_whatever_nodes_show(waited_seconds: fl
 
 
 def evidence_of_a_device_node(gil: GilUse, loop_delay_seconds: float = 0.0, *, gathers: bool = False) -> Evidence:
-    """Of ten seconds a node was busy for all; its device computed for 1.5, its threads for one, of two on their way."""
+    """A node is busy for all of 10 s. Its device computes for 1.5 s; its threads take 2 s, and compute for 1 s."""
     inbox = engine.ChannelStatistics(0, 16, 0, 0, 0, 0, 0, 0.0, 0.0)
     counters = engine.ActorStatistics("graph", "train", 1_000, 0, 0, 0, 1, 1, 10.0, inbox)
     outside = OutsideSeconds(0.0, 0.0, 1.5, thread_seconds=2.0, cpu_seconds=1.0, hop_seconds=6.0, hops=2_000)
@@ -504,7 +504,7 @@ def test_the_wait_of_a_reader_counts_from_the_beginning_of_the_profile(make: Cal
             await asyncio.sleep(5)
             with telemetry.profile() as profile:
                 await asyncio.sleep(2)
-                await engine.run(quick(2))  # without anything that ran, there is no verdict
+                await engine.run(quick(2))  # if nothing ran, there is no verdict
             await rest
         return profile
 
@@ -623,7 +623,7 @@ async def test_profiles_of_another_thread_one_right_after_the_other(clock: Clock
             await service(number)
         thread = threading.Thread(target=both)
         thread.start()
-        thread.join()  # so that the loop hears of both at once
+        thread.join()  # so that the loop gets both at once
         await asyncio.sleep(0)
         await service(1)
         await asyncio.to_thread(second.__exit__, None, None, None)
@@ -639,7 +639,7 @@ async def test_it_may_be_looked_at_in_another_thread_while_scopes_come_and_go() 
             while not is_over.is_set():
                 assert all(node.count >= 0 for node in profile.nodes)
                 assert str(profile.verdict)
-        except Exception as error:  # noqa: BLE001 - a thread tells nobody
+        except Exception as error:  # noqa: BLE001 - nobody sees the error of a thread
             failed.append(error)
 
     with telemetry.profile() as profile:
@@ -787,7 +787,7 @@ async def test_without_a_profile_nothing_is_registered_and_nothing_more_is_timed
     watching = Watching()
     collectors.begin(watching)
     async with engine.stream([quick(1)]):
-        assert len(told) == 2  # the nodes, and who reads
+        assert len(told) == 2  # the nodes, and the reader
     assert len(told) == 4
     collectors.end(watching)
     async with engine.stream([quick(1)]) as results:
@@ -915,12 +915,12 @@ async def test_of_a_node_that_runs_often_a_sample_is_timed_and_stands_for_all(cl
 def test_how_long_items_wait_before_a_node_and_behind_it() -> None:
     profile = testing.run_virtual(lambda: profile_of(engine.stream(middle(number) for number in range(40))))
     slow, fetch = node_of(profile, "slow"), node_of(profile, "fetch")
-    assert slow.occupancy > 0.8  # it limits: items are always there
+    assert slow.occupancy > 0.8  # slow limits: items always wait in its inbox
     assert slow.inbox_full_share > 0.3
     assert slow.queue_wait_seconds > 10
-    assert fetch.blocked_seconds > 1  # what fetch has done does not fit into the inbox of slow
+    assert fetch.blocked_seconds > 1  # finished items of fetch do not fit into the inbox of slow
     half = node_of(profile, "half")
-    assert half.occupancy == half.queue_wait_seconds == half.inbox_full_share == 0  # it is starved
+    assert half.occupancy == half.queue_wait_seconds == half.inbox_full_share == 0  # half is starved
     assert slow.blocked_seconds == 0
 
 

@@ -1,4 +1,4 @@
-"""A verdict says what to type, where, and how much it brings: who follows it finds that to be so, within a quarter."""
+"""A verdict says what to type, where, and how much it gains; a program that follows it gains as much, within 25 %."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ async def profile_of(stream: engine.Stream[Any], reader_seconds: float = 0.0) ->
 
 
 def check(verdict: telemetry.Verdict, option: str, line: str, gain: float) -> None:
-    """Assert that a verdict advises an option, at a line of this file, and how many times as fast that is."""
+    """Assert that a verdict advises an option, at a line of this file, with a gain: how many times as fast it makes."""
     assert verdict.remedy.startswith(option), verdict.remedy
     if line:
         found = re.search(rf"{Path(__file__).name}:(\d+)", verdict.remedy)
@@ -266,7 +266,7 @@ def test_who_follows_the_advice_finds_the_gain_that_was_predicted(virtual: Virtu
 
 
 class Look:
-    """Stands for a profile, where a live look is taken instead."""
+    """Stands for a profile in programs that take a live look instead."""
 
     def __init__(self) -> None:
         self.monitor = telemetry.Monitor()

@@ -1,6 +1,6 @@
 """`telemetry.setup`: the environment has the last word, nothing is set up twice, and no exit is held up.
 
-What it sets belongs to the process, so each of these programs has one of its own.
+The providers that it sets belong to the process, so each of these programs runs in a process of its own.
 """
 
 import os
@@ -121,7 +121,7 @@ page = urlopen("http://localhost:" + os.environ["OTEL_EXPORTER_PROMETHEUS_PORT"]
 print([line.split()[-1] for line in page.splitlines() if line.startswith("penstock_run_duration_seconds_count")])
 """
     with receiving() as receiver:
-        # What `succeed` compares with nothing is standard error; warnings would be printed before the numbers.
+        # `succeed` asserts that standard error is empty; warnings would be printed there before the numbers.
         printed = succeed(
             SET_UP + "run()" + program,
             receiver.endpoints["http/protobuf"],
@@ -228,7 +228,7 @@ def test_a_worker_process_sets_nothing_up_before_an_item_is_sampled() -> None:
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The URL of something that takes connections and never answers."""
+    """The URL of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
@@ -246,7 +246,7 @@ for pid in {pid for pid, _ in trace_in_processes()}:
     assert printed.startswith("ended\n")
 
 
-# Both exporters are given up by the same code.
+# The same code gives up both exporters.
 @pytest.mark.parametrize("protocol", ["http/protobuf", pytest.param("grpc", marks=pytest.mark.long)])
 def test_a_receiver_that_never_answers_does_not_keep_the_interpreter(silent: str, protocol: str) -> None:
     # The exporter would wait for ten minutes, and this test for less than one.

@@ -1,4 +1,4 @@
-"""What spans say: how long an item waited, how it ended, what is inside of what; and how a trace travels."""
+"""Spans say how long an item waited, how it ended, and which span is inside of which; and traces travel on."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -412,7 +412,7 @@ async def test_without_trace_execution_there_are_no_spans(tracing: Tracing) -> N
             assert await engine.run(looking(1))
         async with engine.deploy(looking) as service:
             assert await service.run(looking(1), trace_execution=False)
-    assert len(tracing.spans()) == 3  # the caller, and the one call that asked for it
+    assert len(tracing.spans()) == 3  # of the caller, and of the one call that asked for spans
     with pytest.raises(ps.OptionsError, match="trace_execution"):
         await engine.run(line(1), trace_execution="no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
@@ -456,12 +456,12 @@ async def test_each_item_begins_a_trace_that_is_linked_to_the_stream(tracing: Tr
             ("fetch", id_of(run), item),
             ("plain", id_of(run), item),
         ]
-    # What the source records does not gather in the trace of a stream that may never end.
+    # Spans of the source do not gather in the trace of a stream, which may never end.
     assert trace_of(stream) not in {trace_of(span) for span in tracing.named("receive")}
 
 
 class OddItems(Sampler):
-    """Samples runs whose item is odd, and nothing else."""
+    """Samples only runs whose item is odd."""
 
     def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:
         attributes = kwargs["attributes"] or {}
@@ -488,7 +488,7 @@ async def test_each_item_that_begins_a_trace_is_sampled_by_itself(tracing: Traci
         assert [x async for x in results] == [0, 1, 2, 3]
     assert sorted(span.name for span in tracing.spans()) == ["look"] * 2 + ["penstock.run looking"] * 2
     assert [trace_of(span) for span in tracing.named("look")] == [seen[1], seen[3]]
-    assert len({*seen.values()}) == 4  # so the logs of one that is not sampled are found by an id of its own
+    assert len({*seen.values()}) == 4  # so the logs of an item that is not sampled are found by an id of its own
     assert 0 not in seen.values()
 
 

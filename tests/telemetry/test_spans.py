@@ -1,4 +1,4 @@
-"""One span for each call, one for each node execution if the call is sampled, and none that stays open."""
+"""Each call has one span; each node execution has one if the call is sampled; and no span stays open."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -116,7 +116,7 @@ async def test_an_error_is_on_the_span_of_its_node_and_of_its_call(tracing: Trac
 
 
 class Unprintable(Exception):
-    """An error whose text cannot be had."""
+    """An error whose `__str__` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")

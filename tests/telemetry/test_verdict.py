@@ -1,4 +1,4 @@
-"""A planted bottleneck is named, with what helps and how much; and what a change would bring is predicted."""
+"""A verdict names a planted bottleneck, its remedy and the gain; and predictions of changes come true."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ def waits(name: str, seconds: float, **policy: Any) -> Any:
 # --- Planted bottlenecks ---
 
 
-@pytest.mark.parametrize("items", [8, 100])  # few are in no inbox, and do not wait for the source either
+@pytest.mark.parametrize("items", [8, 100])  # a few items fill no inbox, and do not wait for the source either
 async def test_worker_processes_that_have_to_start(items: int) -> None:
     async with engine.Engine() as fresh:
         profile = await profile_of(fresh.stream((in_a_process(number) for number in range(items)), max_in_flight=100))
@@ -61,7 +61,7 @@ async def test_worker_processes_that_have_to_start(items: int) -> None:
         assert verdict.factor > 1
 
 
-# Of a module that takes no time to import, since what a worker imports for a function is part of its first call.
+# From a module that takes no time to import, since the imports of a worker for a function are part of its first call.
 in_a_process = ps.graph(ps.node(runs_on="process", name="negate")(operator.neg))
 
 
@@ -368,7 +368,7 @@ def test_statistics_name_the_same_node_if_they_name_any(virtual: VirtualTime, pl
     assert bottleneck is None or bottleneck.node == limiting
 
 
-# --- The GIL, in real time: nobody could say who holds it in any other ---
+# --- The GIL, in real time: in virtual time, nobody could say which thread holds it ---
 
 ITEMS = 100
 SPIN_SECONDS = 0.003
@@ -456,7 +456,7 @@ async def test_a_node_that_holds_the_gil_is_named_and_not_those_that_wait_for_it
     assert "concurrency=" not in str(verdict)
     assert (node_of(profile, "spin").gil_held_share or 0) > (node_of(profile, victim.name).gil_held_share or 0)
     assert (node_of(profile, victim.name).gil_share or 0) > 0.25
-    # As many places as may be are of no use to a node that holds the GIL.
+    # More places, however many, are of no use to a node that holds the GIL.
     assert profile.what_if("spin", concurrency=8).factor < 4
 
 
@@ -503,7 +503,7 @@ def test_where_nothing_ran_there_is_no_path() -> None:
     assert profile.critical_path is None
 
 
-# --- Deployments of streams, whose nodes nobody times ---
+# --- Deployments of streams, whose nodes are not timed ---
 
 
 @ps.node
@@ -585,7 +585,7 @@ def test_a_deployment_limits_if_its_places_are_taken(virtual: VirtualTime, folds
     assert verdict.reason.startswith(f"max_in_flight= limits: {are} taken for ")
     assert verdict.remedy.startswith("raise max_in_flight=")
     seldom = profile_of_callers(virtual, spelled, places * 10, 4, folds=folds).verdict
-    assert seldom.limit == "callers"  # and no source, which a deployment has not
+    assert seldom.limit == "callers"  # not "source": a deployment has no source
 
 
 # --- Batches, and the places for their items ---
@@ -653,7 +653,7 @@ Make = Callable[[float], ps.Graph[[int], Any]]
 
 
 def compare(virtual: VirtualTime, make: Make, node: str, items: int = 300) -> tuple[float, float]:
-    """Return the headroom over a node, and how many times as fast all is where the node takes no time."""
+    """Return the headroom over a node, and how many times as fast the graph really is if the node takes no time."""
 
     def measured(factor: float) -> telemetry.Profile:
         graph = make(factor)

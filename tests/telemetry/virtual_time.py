@@ -1,4 +1,4 @@
-"""Virtual time for profiles: all clocks that they read are that of one loop, and blocking is time that passes there."""
+"""Virtual time for profiles: all clocks that they read are the clock of one loop, and blocking advances this clock."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class VirtualTime:
-    """The time of a virtual loop, also for what holds the loop, and for threads of an Engine."""
+    """The time of a virtual loop, also for handlers that hold the loop, and for threads of an Engine."""
 
     def __init__(self) -> None:
         self._loop: testing.VirtualClockLoop | None = None
@@ -25,7 +25,7 @@ class VirtualTime:
         """Run `main()` on a new virtual loop."""
 
         async def inside() -> T:
-            return await main()  # called on the loop: a stream belongs to the one that runs
+            return await main()  # called on the loop: a stream belongs to the running loop
 
         with asyncio.Runner(loop_factory=self._new_loop) as runner:
             return runner.run(inside())
@@ -53,7 +53,7 @@ class VirtualTime:
 
     @contextmanager
     def threads_of(self, own: engine.Engine) -> Iterator[None]:
-        """Have the clock stand still until every thread of an Engine that has something to do is held."""
+        """Stop the clock until every thread of an Engine that has work is held."""
         assert self._loop is not None
         select = self._loop._clock.select
 
