@@ -268,7 +268,7 @@ def _answered(line: bytes, monitor: Monitor, looker: Looker, pace: "_Pace") -> b
 # A look at many busy steps takes longer than this, and is answered later the next time: looks of a client take this
 # share of the time, unless the next one would have to wait for longer than the last number of seconds. A look that
 # takes less is answered at once, also to a client that asks all the time, such as a test.
-_QUICK_SECONDS: Final = 0.02
+_QUICK_SECONDS: Final = 0.05
 _MOST_SHARE: Final = 0.02
 _MOST_PAUSE_SECONDS: Final = 3.0  # a page takes a process for dead after five
 
