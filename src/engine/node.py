@@ -329,7 +329,6 @@ class Scope:
         raise NotImplementedError
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Site:
     """A call of a node in a graph, in one scope: the argument of `Execution.bind`.
 
@@ -338,14 +337,28 @@ class Site:
         node: the node.
     """
 
-    scope: "Scope"
-    _program: "Program"
-    _unit: "Unit"
-    node: "Node[..., Any]"
-    _instance: Any  # the child of the supervisor of the scope, for a stateful node or an actor that owns its loop
-    _limiter: Limiter
-    _failover: "tuple[Wired, Callable[[list[Any]], tuple[Any, ...]]] | None"  # its body, and what builds its arguments
-    _place: Any  # the `checkpoint.StepCheckpoint` that handles barriers, or None
+    __slots__ = ("_failover", "_instance", "_limiter", "_place", "_program", "_unit", "node", "scope")
+
+    def __init__(
+        self,
+        scope: "Scope",
+        program: "Program",
+        unit: "Unit",
+        node: "Node[..., Any]",
+        instance: Any,
+        limiter: Limiter,
+        failover: "tuple[Wired, Callable[[list[Any]], tuple[Any, ...]]] | None",
+        place: Any,
+    ) -> None:
+        self.scope = scope
+        self.node = node
+        self._program = program
+        self._unit = unit
+        # The child of the supervisor of the scope, for a stateful node or an actor that owns its loop.
+        self._instance = instance
+        self._limiter = limiter
+        self._failover = failover  # the body of the failover, and the function that builds its arguments
+        self._place = place  # the `checkpoint.StepCheckpoint` that handles barriers, or None
 
     @property
     def name(self) -> str:

@@ -35,7 +35,7 @@ FUNCTIONS = {name: value for name, value in OBJECTS.items() if inspect.isfunctio
 CLASSES: dict[str, Any] = {name: value for name, value in OBJECTS.items() if inspect.isclass(value)}
 
 # Classes whose private attributes have circular annotations.
-NO_HINTS = {"penstock.Ref", "penstock.extension.Site"}
+NO_HINTS = {"penstock.Ref"}
 
 
 def is_ours(value: Any) -> bool:
