@@ -16,8 +16,8 @@ from tests.serving.servers import IDLE_TASKS, ROOT, client, connect, server, set
 
 CLIENTS = 300  # the deployment has 64 places, and 200 may wait
 STREAMS = 48  # without end: they hold places beside the load, so that other calls wait or are refused
-LEAVERS = 60  # clients who leave in the middle of a stream
-REQUESTS = 200  # completed requests to wait for, while the load continues
+LEAVERS = 100  # clients who leave in the middle of a stream
+REQUESTS = 500  # completed requests to wait for, while the load continues
 PATHS = ["/double?number=4&timeout_seconds=5", "/double?number=4&timeout_seconds=0.004", "/tokens?count=30"]
 
 # The clients' loop; the servers have their own.
