@@ -166,8 +166,8 @@ class RunningCall(Frame, WorkerGroup, Listener):
             item: the number of the call.
             eager_starts: decides whether the first worker begins at once; None for a later turn of the loop.
         """
-        self.layout = program = wired.program
         self.item = item
+        self.layout = program = wired.program  # now looks see the call
         self.values = [*arguments, *program.blank]
         if not program.is_line:
             self.missing = program.countdown.copy()
@@ -203,8 +203,8 @@ class RunningCall(Frame, WorkerGroup, Listener):
 
     def wait(self, wired: Wired, item: int) -> None:
         """Set the attributes that the call needs if it ends before `launch`."""
-        self.layout = wired.program
         self.item = item
+        self.layout = wired.program
         self.values = []
         if self.traced and self.run_span is not None:
             self.span = spans.FrameSpan(self.run_span)

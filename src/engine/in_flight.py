@@ -27,24 +27,24 @@ def contents_of(frames: Iterable[Frame]) -> dict[int, StepContents]:
     inside = [inner for frame in frames for inner in _inside(frame)]
     found: dict[int, StepContents] = {}
     for frame in inside:
-        if frame.detached is not None:
-            actor: NodeActor = frame.detached._actor
+        if (detached := frame.detached) is not None:
+            actor: NodeActor = detached._actor
             found[id(actor)] = found.get(id(actor), StepContents()).plus(working=1)
     for member in _members(inside):
-        at = member.position
-        if at.frame is None or at.actor is None:
+        here, at = member.position.frame, member.position.actor  # the worker may go on meanwhile
+        if here is None or at is None:
             continue
-        held = found.get(id(at.actor), StepContents())
+        held = found.get(id(at), StepContents())
         if isinstance(member, GeneratorTask):
             waiting = [len(buffer.held) for buffer in member.buffers]
             capacity = sum(buffer.capacity for buffer in member.buffers)
             given = max((buffer.position + len(buffer.held) for buffer in member.buffers), default=0)
             held = held.plus(working=1, buffered=sum(waiting), capacity=capacity, values=given)
-        elif _has_no_room(at.frame, at.actor):
+        elif _has_no_room(here, at):
             held = held.plus(blocked=1)
         else:
             held = held.plus(working=1)
-        found[id(at.actor)] = held
+        found[id(at)] = held
     return found
 
 
@@ -63,8 +63,8 @@ def described(frames: Collection[Frame], wirings: "Iterable[Wiring]") -> Iterato
         queues, member = last.queues(), places.get(last)
         at = None if member is None else member.position.actor
         waits = at is None or member is None or _has_no_room(last, at) or _is_ahead(member)
-        if last.detached is not None:
-            at, waits = last.detached._actor, False
+        if (detached := last.detached) is not None:
+            at, waits = detached._actor, False
         actor = queues[0] if waits and queues else at
         found.append((frame, actor, member, waits))
     needed = {actor for _, actor, _, _ in found}
@@ -77,7 +77,7 @@ def described(frames: Collection[Frame], wirings: "Iterable[Wiring]") -> Iterato
     for frame, actor, member, waits in found:
         scope, drawing, step = ("", "", "") if actor is None else boxes.get(actor, ("", "", ""))
         deadline = None if frame.deadline is None else max(0.0, frame.deadline - frame.group.loop.time())
-        traced = None if frame.span is None else frame.span.parent.get_span_context()
+        traced = None if (span := frame.span) is None else span.parent.get_span_context()
         yield ItemLook(
             frame.layout.name, "" if actor is None else actor.name, frame.item, "waiting" if waits else "working",
             attempt=1 if member is None else member.position.attempt, deadline=deadline,

@@ -193,7 +193,8 @@ class Runtime:
     def frames_in_flight(self) -> set[Frame]:
         """Return the calls and items of all scopes for which handlers may still run."""
         found = {*self.frames, *(frame for one in self._ongoing() for frame in one.frames())}
-        return {frame for frame in found if not frame.settled}
+        # A look in another thread may see a call that is being made, before it has a layout.
+        return {frame for frame in found if hasattr(frame, "layout") and not frame.settled}
 
     def looked_at(self, items: "Collection[Any]") -> "list[ItemLook]":
         """Return where items in flight are, for a look; their ages are not known here."""

@@ -164,8 +164,10 @@ class ActorStatistics:
     @property
     def outage(self) -> str:
         """A sentence: for how long items are retried now, and after which error; empty if no item is retried."""
+        if not self.retrying_error:
+            return ""
         lasting = f"{name_of(self.graph, self.node)} has been retried for {duration(self.retrying_seconds)}"
-        return f"{lasting}: {self.retrying_error}" if self.retrying_error else ""
+        return f"{lasting}: {self.retrying_error}"
 
     @property
     def success_rate(self) -> float | None:

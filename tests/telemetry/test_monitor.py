@@ -1,10 +1,16 @@
 """Snapshots of all scopes of a process, and the work of nodes between two snapshots."""
 
 import asyncio
+import contextlib
 import gc
+import sys
 import time
+import traceback
+import types
 import weakref
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +60,44 @@ async def test_a_snapshot_tells_of_all_open_scopes_without_timing_them() -> None
         assert (halving.consumers, halving.timed) == ((), None)
         assert done(scopes[None])["fetch"][0] >= 1
     assert telemetry.snapshot().scopes == ()
+
+
+async def test_a_snapshot_can_be_taken_at_each_line_that_runs_a_call() -> None:
+    async def body(number: int) -> float:
+        return half(await fetch(number))
+
+    @ps.graph
+    async def mapped(numbers: list[int]) -> list[float]:
+        return await ps.map_each(body, numbers)
+
+    failed: list[str] = []
+    seen, lines = list[telemetry.ItemLook](), set[tuple[str, int]]()
+    running = tuple(f"{Path(ps.__file__).parent / folder}/" for folder in ("actors", "engine"))
+
+    def look(frame: types.FrameType, event: str, argument: object) -> Any:
+        file = frame.f_code.co_filename
+        if not file.startswith(running) or file.endswith("sampler.py"):  # a look waits for the lock of a sampler
+            return None
+        if event == "line" and (line := (file, frame.f_lineno)) not in lines:
+            lines.add(line)
+            try:
+                seen.extend(monitor.snapshot().items)
+            except Exception:  # noqa: BLE001 - it would end the tracing, and the call, in the middle of a step
+                failed.append(traceback.format_exc())
+        return look
+
+    async with engine.deploy(halves, mapped, max_in_flight=1) as service:
+        with closing(telemetry.Monitor()) as monitor, contextlib.ExitStack() as undo:
+            undo.callback(sys.settrace, sys.gettrace())
+            sys.settrace(look)
+            calls = service.run(mapped([1, 2])), service.run(halves(0), timeout_seconds=60), engine.run(halves(1))
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            streamed = await service.map([halves(1)])
+    assert failed == []
+    assert ([repr(one) for one in results], streamed) == (["[0.5, 1.0]", "ValueError('zero')", "0.5"], [0.5])
+    assert {(one.graph, one.node, one.state) for one in seen} >= {
+        ("mapped", "fetch", "working"), ("halves", "fetch", "working"), ("halves", "half", "working"),
+    }  # fmt: skip
 
 
 async def test_from_one_snapshot_to_the_next_scopes_count_that_have_ended_meanwhile() -> None:

@@ -265,10 +265,10 @@ def _answered(line: bytes, monitor: Monitor, looker: Looker, pace: "_Pace") -> b
         return refusal(f"it could not be looked at: {error!r}")
 
 
-# A look at many busy steps takes longer than this, and is answered later the next time: looks of a client take this
-# share of the time, unless the next one would have to wait for longer than the last number of seconds. A look that
-# takes less is answered at once, also to a client that asks all the time, such as a test.
-_QUICK_SECONDS: Final = 0.05
+# If two looks in a row, at many busy steps, take longer than this, the next look is answered later: looks of a client
+# take this share of the time, unless the next look would have to wait for longer than the last number of seconds. A
+# quicker look is answered at once, also to a client that asks all the time, such as a test.
+_QUICK_SECONDS: Final = 0.03
 _MOST_SHARE: Final = 0.02
 _MOST_PAUSE_SECONDS: Final = 3.0  # a page takes a process for dead after five
 
@@ -290,7 +290,7 @@ class _Pace:
 
     def __init__(self, client: socket.socket) -> None:
         self.client = client
-        self._is_first = True  # the first look reads all scopes, so its time says nothing about the next look
+        self._spent_seconds = 0.0  # by the last look; the first look reads all scopes
         self._due = 0.0
 
     @contextmanager
@@ -299,10 +299,9 @@ class _Pace:
         _readable(max(0.0, self._due - time.monotonic()), self.client)
         began, before = time.monotonic(), time.thread_time()
         yield
-        spent_seconds = time.thread_time() - before
-        if spent_seconds > _QUICK_SECONDS and not self._is_first:
-            self._due = began + min(spent_seconds / _MOST_SHARE, _MOST_PAUSE_SECONDS)
-        self._is_first = False
+        last_seconds, self._spent_seconds = self._spent_seconds, time.thread_time() - before
+        if (usual_seconds := min(last_seconds, self._spent_seconds)) > _QUICK_SECONDS:
+            self._due = began + min(usual_seconds / _MOST_SHARE, _MOST_PAUSE_SECONDS)
 
 
 @contextmanager

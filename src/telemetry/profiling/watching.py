@@ -217,7 +217,12 @@ class OpenScopes(collectors.Collector):
         readers = tuple(
             ReaderSum(name, seconds, waited, windows.get(name), at) for name, (seconds, waited, at) in read.items()
         )
-        taken = [(used / time, places) for seen in looks for (_, places), (time, used) in settled(seen.admitted.items)]
+        taken = [
+            (used / time, places)
+            for seen in looks
+            for (_, places), (time, used) in settled(seen.admitted.items)
+            if time
+        ]
         longest = max(looks, key=lambda seen: seen.seconds, default=LoopLooks())
         gil = self.gil_watch.use()
         late = max(0.0, longest.late_share - gil.beside_loop)  # a loop that waits for the GIL is late as well
@@ -308,7 +313,8 @@ def settled(read: Callable[[], Iterable[T]]) -> list[T]:
         read: returns the collection.
     """
     for _ in range(_ATTEMPTS):
-        with suppress(RuntimeError):  # "changed size during iteration"
+        # "changed size during iteration", or an item that is being made in this moment.
+        with suppress(RuntimeError, AttributeError):
             return list(read())
     return list(read())
 
@@ -393,7 +399,7 @@ class LoopLooks:
 
     def __init__(self) -> None:
         self.windows: dict[str, WindowSum] = {}
-        self.admitted: defaultdict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self.admitted: dict[tuple[int, int], tuple[float, float]] = {}
         self.seconds = 0.0
         self.late_seconds = 0.0
         self._delays = 0.0
@@ -527,8 +533,9 @@ class LoopWatch:
         for scope in tuple(self.scopes):
             if scope.admitted is not None:
                 taken, places = scope.admitted()
-                held = seen.admitted[id(scope), places]
-                held[:] = held[0] + now - began, held[1] + taken / places * (now - began)
+                looked, used = seen.admitted.get((id(scope), places), (0.0, 0.0))
+                used += taken / places * (now - began)
+                seen.admitted[id(scope), places] = looked + now - began, used  # at once: other threads read both
         self._wait()
 
     def _look_at_scopes(self) -> None:
@@ -557,6 +564,10 @@ _LEAST_WAIT_SECONDS: Final = 0.0003
 _KEPT_SECONDS: Final = 0.0001
 # A thread that waits for the GIL asks for it again and again, which takes less processor time than this.
 _LEAST_RUN_SECONDS: Final = 0.00002
+# While only an event loop runs, the watch wakes up more seldom: each time that a thread wakes up costs processor time.
+_ALONE: Final = 4
+# The threads that answer live looks. They always exist when the watch does, and wait for the GIL themselves.
+_LOOKING: Final = "penstock-expose"
 # At first a look every ten milliseconds, which takes 1 % of a loop that never waits; then looks become rarer.
 _LEAST_GIL_PAUSE_SECONDS: Final = 0.01
 _GIL_PAUSE_SHARE: Final = 1 / 100
@@ -605,7 +616,8 @@ class GilWatch:
         looked = monotonic()
         pause, looks = self._least_pause_seconds, 0
         while not self._over.wait(pause * (0.5 + looks * _GOLDEN % 1)):
-            waited, held = self._look()
+            others = self._others()
+            waited, held = self._look(others) if others else (0.0, {})
             now = monotonic()
             self._waited += waited * (now - looked)
             self._loop_waited += waited * (1 - held.get(EVENT_LOOP, 0.0) / (sum(held.values()) or 1.0)) * (now - looked)
@@ -613,17 +625,22 @@ class GilWatch:
                 self._held[holder] += share * (now - looked)
             self._seconds += now - looked
             looked, looks = now, looks + 1
-            pause = max(self._least_pause_seconds, (now - self._began) * _GIL_PAUSE_SHARE)
+            least = self._least_pause_seconds * (1 if others else _ALONE)
+            pause = max(least, (now - self._began) * _GIL_PAUSE_SHARE)
 
-    def _look(self) -> tuple[float, dict[Holder, float]]:
-        """Ask for the GIL once; return the seconds until it came, and the share of them for each holder of the GIL."""
-        others = {
-            thread.native_id: thread.name
-            for thread in threading.enumerate()
-            if thread.native_id is not None and thread is not self._thread
-        }
-        if len(others) < 2:
-            return 0.0, {}  # one thread alone never waits for the GIL
+    def _others(self) -> dict[int, str]:
+        """Return the names of the threads that may hold the GIL; nothing if only one thread could wait for the GIL."""
+        threads = [thread for thread in threading.enumerate() if thread is not self._thread]
+        if sum(not thread.name.startswith(_LOOKING) for thread in threads) < 2:
+            return {}
+        return {thread.native_id: thread.name for thread in threads if thread.native_id is not None}
+
+    def _look(self, others: dict[int, str]) -> tuple[float, dict[Holder, float]]:
+        """Ask for the GIL once; return the seconds until it came, and the share of them for each holder of the GIL.
+
+        Args:
+            others: the names of the threads that may hold the GIL.
+        """
         before, nodes = _clocks(others), dict(collectors.node_of_thread)
         asked = monotonic()
         sleep(_NAP_SECONDS)
