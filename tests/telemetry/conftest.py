@@ -23,7 +23,7 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
     monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.0)
     monkeypatch.setattr("penstock.telemetry.profiling.monitor.thread_seconds", lambda thread: 0.0)
     # In virtual time, the use of the GIL in real time has no meaning.
-    monkeypatch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda self: (0.0, {}))
+    monkeypatch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda *_: (0.0, {}))
     chains._compiled.cache_clear()
     yield now
     chains._compiled.cache_clear()
