@@ -1,14 +1,15 @@
 """`python -m benchmarks.looks`: what one live look a second costs a process, verdict included, pair by pair.
 
-Each round is three processes in an order that turns: nobody looks, nobody looks again (the control), and a client in a
-process of its own looks once a second, as `penstock top` does. A process runs one workload for some seconds and says
-how much processor time an item took, all of its threads included, and by how much the event loop was late at worst.
+One process runs one workload. Each pair has three sides, in an order that turns: nobody looks, nobody looks again (the
+control), and a client in a process of its own looks once a second, as `penstock top` does. On each side, the process
+measures how much processor time an item takes, all of its threads included, and by how much the event loop is late at
+worst.
 """
 
 import argparse
 import asyncio
 import contextlib
-import json
+import select
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 
 import penstock as ps
 from penstock import engine, telemetry
+from penstock.telemetry.live import protocol
 
 from . import report
 from .summary import ratio
@@ -137,12 +139,12 @@ WORKLOADS: dict[str, Callable[[], contextlib.AbstractAsyncContextManager[Work]]]
     f"{SCOPES} scopes of {STEPS} steps": lambda: _called(wide, scopes=SCOPES),
     f"tuned for serving, {CALLERS} callers": _served,
 }
-# The client starts its interpreter, and its first look begins the counting, before anything is measured.
-_WARM_SECONDS = 2.0
+# Until a client has looked twice, so that all that begins with a client is over, and its looks have their usual pace.
+_SETTLE_SECONDS = 2.5
 
 
-async def _measure(name: str, seconds: float) -> dict[str, float]:
-    """Return the processor time of an item, and by how much the loop was late at worst, once all is warm."""
+async def _measure(work: Work, seconds: float) -> dict[str, float]:
+    """Return the processor time of an item, and by how much the loop was late at worst."""
     lags: list[float] = []
 
     async def watch() -> None:
@@ -151,55 +153,76 @@ async def _measure(name: str, seconds: float) -> dict[str, float]:
             await asyncio.sleep(_LAG_SECONDS)
             lags.append(time.perf_counter() - began - _LAG_SECONDS)
 
-    async with WORKLOADS[name]() as work:
-        await work(time.perf_counter() + _WARM_SECONDS)
-        watching = asyncio.ensure_future(watch())
-        began = time.process_time()
-        count = await work(time.perf_counter() + seconds)
-        used = time.process_time() - began
-        watching.cancel()
+    watching = asyncio.ensure_future(watch())
+    began = time.process_time()
+    count = await work(time.perf_counter() + seconds)
+    used = time.process_time() - began
+    watching.cancel()
     return {"item": used / count, "late": max(lags)}
 
 
-def _sample(name: str, seconds: float, *, looks: bool) -> dict[str, float]:
+async def _measure_pairs(
+    name: str, pairs: int, seconds: float, switch: Callable[[bool], None]
+) -> dict[str, list[dict[str, float]]]:
+    """Return what was measured on each side, pair by pair.
+
+    Args:
+        name: the workload.
+        pairs: how many pairs.
+        seconds: how long each side of a pair is measured.
+        switch: has the client look, or not.
+    """
+    taken: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    async with WORKLOADS[name]() as work:
+        for turn in range(pairs):
+            first = turn % len(SIDES)
+            for side in (*SIDES[first:], *SIDES[:first]):
+                print(f"\r{name}: {side}, pair {turn + 1} of {pairs}   ", end="", file=sys.stderr, flush=True)
+                switch(side == SIDES[2])
+                await work(time.perf_counter() + _SETTLE_SECONDS)
+                taken[side].append(await _measure(work, seconds))
+    return taken
+
+
+def _look_when_told(path: str) -> None:
+    """Look once a second while the last line on the standard input is "on"; a line is due at each change."""
+    for line in sys.stdin:
+        if line == "on\n":
+            with contextlib.closing(protocol.Client(path)) as client:
+                while not select.select([sys.stdin], [], [], 1.0)[0]:
+                    client.look()
+
+
+def _measure_in_pairs(name: str, pairs: int, seconds: float) -> dict[str, list[dict[str, float]]]:
     with tempfile.TemporaryDirectory() as folder, telemetry.expose(Path(folder, "socket")) as path:
-        command = [sys.executable, "-m", "penstock", "top", str(path), "--json"]
-        with contextlib.ExitStack() as stack:
-            if looks:
-                client = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-                stack.callback(client.terminate)
-            return asyncio.run(_measure(name, seconds))
+        command = [sys.executable, "-m", "benchmarks.looks", "--client", str(path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, bufsize=1) as client:
+            assert client.stdin is not None
+            told = client.stdin
 
+            def switch(is_on: bool) -> None:
+                told.write("on\n" if is_on else "off\n")
 
-def _sample_in_child(name: str, side: str, seconds: float) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.looks", "--sample", name, "--seconds", str(seconds)]
-    child = subprocess.run(
-        [*command, *["--looks"] * (side == SIDES[2])], capture_output=True, text=True, check=True
-    )  # fmt: skip
-    found: dict[str, float] = json.loads(child.stdout.splitlines()[-1])
-    return found
+            try:
+                return asyncio.run(_measure_pairs(name, pairs, seconds, switch))
+            finally:
+                told.close()
 
 
 def main() -> int:
     """Return 1 if a look costs more than the limits."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.looks", description=__doc__)
     parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each sample (default: %(default)s)")
-    parser.add_argument("--only", default="", help="workloads whose name contains this")
-    parser.add_argument("--sample", help=argparse.SUPPRESS)
-    parser.add_argument("--looks", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each side of a pair (default: %(default)s)")
+    parser.add_argument("--only", default="", help="workloads whose name begins with this")
+    parser.add_argument("--client", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.sample:
-        print(json.dumps(_sample(chosen.sample, chosen.seconds, looks=chosen.looks)))
+    if chosen.client:
+        _look_when_told(chosen.client)
         return 0
     lines: list[tuple[str, ...]] = []
-    for name in [name for name in WORKLOADS if chosen.only in name]:
-        taken: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
-        for turn in range(chosen.pairs):
-            first = turn % len(SIDES)
-            for side in (*SIDES[first:], *SIDES[:first]):
-                print(f"\r{name}: {side}, pair {turn + 1} of {chosen.pairs}   ", end="", file=sys.stderr, flush=True)
-                taken[side].append(_sample_in_child(name, side, chosen.seconds))
+    for name in [name for name in WORKLOADS if name.startswith(chosen.only)]:
+        taken = _measure_in_pairs(name, chosen.pairs, chosen.seconds)
         items = {side: [one["item"] for one in samples] for side, samples in taken.items()}
         late = {side: statistics.median([one["late"] for one in samples]) for side, samples in taken.items()}
         cost, control = ratio(items["looked at"], items["alone"]), ratio(items["control"], items["alone"])
