@@ -9,6 +9,7 @@ worst.
 import argparse
 import asyncio
 import contextlib
+import itertools
 import select
 import statistics
 import subprocess
@@ -139,8 +140,9 @@ WORKLOADS: dict[str, Callable[[], contextlib.AbstractAsyncContextManager[Work]]]
     f"{SCOPES} scopes of {STEPS} steps": lambda: _called(wide, scopes=SCOPES),
     f"tuned for serving, {CALLERS} callers": _served,
 }
-# Until a client has looked twice, so that all that begins with a client is over, and its looks have their usual pace.
-_SETTLE_SECONDS = 2.5
+# Nothing is measured while a client begins: its first looks read all scopes, and later looks have their usual pace.
+_SETTLE_SECONDS = 0.5
+_FIRST_LOOKS = 3
 
 
 async def _measure(work: Work, seconds: float) -> dict[str, float]:
@@ -162,7 +164,7 @@ async def _measure(work: Work, seconds: float) -> dict[str, float]:
 
 
 async def _measure_pairs(
-    name: str, pairs: int, seconds: float, switch: Callable[[bool], None]
+    name: str, pairs: int, seconds: float, switch: Callable[[bool], Callable[[], bool]]
 ) -> dict[str, list[dict[str, float]]]:
     """Return what was measured on each side, pair by pair.
 
@@ -170,7 +172,7 @@ async def _measure_pairs(
         name: the workload.
         pairs: how many pairs.
         seconds: how long each side of a pair is measured.
-        switch: has the client look, or not.
+        switch: has the client look, or not; returns a function that says whether the first looks are over.
     """
     taken: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     async with WORKLOADS[name]() as work:
@@ -178,30 +180,39 @@ async def _measure_pairs(
             first = turn % len(SIDES)
             for side in (*SIDES[first:], *SIDES[:first]):
                 print(f"\r{name}: {side}, pair {turn + 1} of {pairs}   ", end="", file=sys.stderr, flush=True)
-                switch(side == SIDES[2])
+                is_ready = switch(side == SIDES[2])
                 await work(time.perf_counter() + _SETTLE_SECONDS)
+                while not is_ready():
+                    await work(time.perf_counter() + _SETTLE_SECONDS)
                 taken[side].append(await _measure(work, seconds))
     return taken
 
 
 def _look_when_told(path: str) -> None:
-    """Look once a second while the last line on the standard input is "on"; a line is due at each change."""
+    """Look once a second while the last line on the standard input is "on", and write a line after the first looks."""
     for line in sys.stdin:
         if line == "on\n":
             with contextlib.closing(protocol.Client(path)) as client:
-                while not select.select([sys.stdin], [], [], 1.0)[0]:
+                for number in itertools.count(1):
                     client.look()
+                    if number == _FIRST_LOOKS:
+                        print("ready", flush=True)
+                    if select.select([sys.stdin], [], [], 1.0)[0]:
+                        break
 
 
 def _measure_in_pairs(name: str, pairs: int, seconds: float) -> dict[str, list[dict[str, float]]]:
     with tempfile.TemporaryDirectory() as folder, telemetry.expose(Path(folder, "socket")) as path:
         command = [sys.executable, "-m", "benchmarks.looks", "--client", str(path)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, bufsize=1) as client:
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as client:
             assert client.stdin is not None
-            told = client.stdin
+            assert client.stdout is not None
+            told, answered = client.stdin, client.stdout
 
-            def switch(is_on: bool) -> None:
+            def switch(is_on: bool) -> Callable[[], bool]:
                 told.write("on\n" if is_on else "off\n")
+                return lambda: not is_on or bool(select.select([answered], [], [], 0)[0] and answered.readline())
 
             try:
                 return asyncio.run(_measure_pairs(name, pairs, seconds, switch))

@@ -3,7 +3,7 @@
 Nothing is counted for looks while items run: each worker knows its present frame and actor.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +48,11 @@ def contents_of(frames: Iterable[Frame]) -> dict[int, StepContents]:
     return found
 
 
-def described(frames: Collection[Frame], wirings: "Iterable[Wiring]") -> Iterator[ItemLook]:
-    """Yield the place of each item; the ages of items are not known here.
+def described(frames: Mapping[Frame, float], wirings: "Iterable[Wiring]") -> Iterator[ItemLook]:
+    """Yield the place of each item.
 
     Args:
-        frames: the items.
+        frames: the items, each with its age in seconds.
         wirings: the actors of all open scopes.
     """
     inner = {frame: list(_inside(frame))[-1] for frame in frames}
@@ -80,7 +80,7 @@ def described(frames: Collection[Frame], wirings: "Iterable[Wiring]") -> Iterato
         traced = None if (span := frame.span) is None else span.parent.get_span_context()
         yield ItemLook(
             frame.layout.name, "" if actor is None else actor.name, frame.item, "waiting" if waits else "working",
-            attempt=1 if member is None else member.position.attempt, deadline=deadline,
+            frames[frame], 1 if member is None else member.position.attempt, deadline=deadline,
             key="" if frame.key is None else _text_of(frame.key),
             trace="" if traced is None else f"{traced.trace_id:032x}", scope=scope, drawing=drawing, step=step,
         )  # fmt: skip

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -196,8 +196,8 @@ class Runtime:
         # A look in another thread may see a call that is being made, before it has a layout.
         return {frame for frame in found if hasattr(frame, "layout") and not frame.settled}
 
-    def looked_at(self, items: "Collection[Any]") -> "list[ItemLook]":
-        """Return where items in flight are, for a look; their ages are not known here."""
+    def looked_at(self, items: "Mapping[Any, float]") -> "list[ItemLook]":
+        """Return where items in flight are, for a look; `items` has the age of each, in seconds."""
         from .in_flight import described
 
         return list(described(items, self.open_scopes()))

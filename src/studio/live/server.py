@@ -269,8 +269,8 @@ def _answered(line: bytes, monitor: Monitor, looker: Looker, pace: "_Pace") -> b
 # take this share of the time, unless the next look would have to wait for longer than the last number of seconds. A
 # quicker look is answered at once, also to a client that asks all the time, such as a test.
 _QUICK_SECONDS: Final = 0.03
-_MOST_SHARE: Final = 0.02
-_MOST_PAUSE_SECONDS: Final = 3.0  # a page takes a process for dead after five
+_MOST_SHARE: Final = 0.015
+_MOST_PAUSE_SECONDS: Final = 4.0  # after eight seconds, a page says that a process does not answer
 
 
 def _readable(for_seconds: float | None, *sockets: socket.socket) -> set[int]:

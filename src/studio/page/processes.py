@@ -34,8 +34,8 @@ from .page import sentence
 LOOKS: Final = 300
 PAUSE_SECONDS: Final = 1.0
 # A process that has not answered a look for so long is shown as one that does not. After a look that took long, a
-# process answers the next one up to three seconds later.
-_SILENT_SECONDS: Final = 5.0
+# process answers the next one up to four seconds later.
+_SILENT_SECONDS: Final = 8.0
 # For how long a scope that a page has chosen is looked at beside the whole, after the page has asked for it last.
 _CHOSEN_SECONDS: Final = 5.0
 # Each chosen scope has a connection of its own, and a process accepts sixteen connections.

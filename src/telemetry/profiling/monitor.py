@@ -99,8 +99,8 @@ def _items(hosts: Iterable[Host], now: float, matching: str) -> tuple[tuple[Item
     looks: list[ItemLook] = []
     for host, items in found:
         first = items if matching else nsmallest(_MOST_ITEMS, items, key=lambda one: (ages[one.identity], one.item))
-        told = settled(partial(host.looked_at, first))
-        looks += [replace(look, age=now - ages[one.identity]) for one, look in zip(first, told, strict=True)]
+        aged = {one: now - ages[one.identity] for one in first}
+        looks += settled(partial(host.looked_at, aged))
     if matching:
         looks = [one for one in looks if any(matching in text for text in (one.graph, one.node, one.state, one.key))]
     oldest = nsmallest(_MOST_ITEMS, looks, key=lambda one: (-one.age, one.item))

@@ -1,7 +1,7 @@
 """The records that a profile reads: counters of nodes, executions, and work of devices; and who makes them."""
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import add
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
@@ -447,8 +447,8 @@ class Host(Protocol):
         """Return the items in flight."""
         ...
 
-    def looked_at(self, items: "Collection[ItemInFlight]") -> list[ItemLook]:
-        """Return a look at each of these items in flight, without its age."""
+    def looked_at(self, items: "Mapping[ItemInFlight, float]") -> list[ItemLook]:
+        """Return a look at each of these items in flight; `items` has the age of each, in seconds."""
         ...
 
     def contents(self) -> Iterable[tuple[int, StepContents]]:

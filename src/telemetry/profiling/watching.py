@@ -565,7 +565,7 @@ _KEPT_SECONDS: Final = 0.0001
 # A thread that waits for the GIL asks for it again and again, which takes less processor time than this.
 _LEAST_RUN_SECONDS: Final = 0.00002
 # While only an event loop runs, the watch wakes up more seldom: each time that a thread wakes up costs processor time.
-_ALONE: Final = 4
+_ALONE: Final = 8
 # The threads that answer live looks. They always exist when the watch does, and wait for the GIL themselves.
 _LOOKING: Final = "penstock-expose"
 # At first a look every ten milliseconds, which takes 1 % of a loop that never waits; then looks become rarer.
