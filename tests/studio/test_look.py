@@ -257,6 +257,29 @@ async def test_items_count_once_where_idle_scopes_share_the_limit(path: Path) ->
     assert (second["in_flight"], second["total_completed"]) == (0, 3)
 
 
+async def test_items_count_once_where_active_scopes_share_the_limit(path: Path) -> None:
+    gate = Gate()
+
+    @ps.node(concurrency=4)
+    async def held(number: int) -> int:
+        await gate.wait(number)
+        return number
+
+    graph = ps.graph(held)
+    with exposed(path) as asking:
+        async with engine.deploy(graph) as first, engine.deploy(graph) as second:
+            calls = [asyncio.ensure_future(service(0)) for service in (first, second)]
+            await gate.has(2)
+            asking.look()
+            for _ in range(50):  # the looks at the loop need turns of the loop
+                await asyncio.sleep(0.01)
+            [node] = asking.look()["nodes"]
+            gate.open()
+            await asyncio.gather(*calls)
+    assert (node["in_flight"], node["limit"]) == (2, 4)
+    assert 0.4 < node["busy_share"] < 0.6
+
+
 async def test_a_look_of_an_older_process_can_be_read(path: Path) -> None:
     with telemetry.expose(path):
         async with engine.deploy(ps.graph(fetch)) as service:

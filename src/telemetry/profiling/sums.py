@@ -62,6 +62,9 @@ class NodeSum:
     held_seconds: float = 0.0
     places: dict[Hashable, None] = field(default_factory=dict[Hashable, None])
     scale: float = 1.0
+    _left_seconds: float = 0.0
+    _seen_seconds: float = 0.0
+    _looked_until: float = 0.0
 
     @property
     def name(self) -> Name:
@@ -77,6 +80,24 @@ class NodeSum:
     def busy_seconds(self) -> float | None:
         """The time in the node's handler, summed over items; None if the node is not timed."""
         return self.counters.busy_seconds
+
+    def held_beside_other_scopes(self, left_seconds: float, held_seconds: float, began: float, ended: float) -> float:
+        """Return the part of a scope in `held_seconds`, for a node that shares its places with other scopes.
+
+        Looks at a scope see the items of all these scopes. So items that are still in the node count once for the time
+        in which several scopes were looked at.
+
+        Args:
+            left_seconds: for how long items that have left the node in this scope took places.
+            held_seconds: for how long items took the places, as the looks at this scope have seen it.
+            began: when the time that is added begins, in seconds of `perf_counter`.
+            ended: when it ends.
+        """
+        alone = (ended - max(began, self._looked_until)) / (ended - began) if ended > began else 0.0
+        self._looked_until = max(ended, self._looked_until)
+        self._left_seconds += min(left_seconds, held_seconds)
+        self._seen_seconds += held_seconds * max(0.0, alone)
+        return max(self._left_seconds, self._seen_seconds) - self.held_seconds
 
     def batch_seconds(self, delay_seconds: float) -> float:
         """Return how long the node's batches take at least, if all are full; 0 for a node without batches.
@@ -195,7 +216,9 @@ class Sums:
                 opened.add(name)
                 node.open_seconds += ended - began
             sharers = max([len(sharing[own.key]) for own in step.places[:1]], default=1)
-            held_seconds = _held_seconds(done, step, earlier, ended - began, sharers)
+            left, held_seconds = _held_seconds(done, step, earlier, ended - began, sharers)
+            if step.places and step.places[0].is_shared:
+                held_seconds = node.held_beside_other_scopes(left, held_seconds, began, ended)
             node.held_seconds += held_seconds
             for index, places in enumerate(step.places):
                 key = places.key if places.is_shared else (places.bound, frozenset(sharing[places.key]))
@@ -258,8 +281,8 @@ def _ended(step: StepSnapshot | None) -> int:
 
 def _held_seconds(
     done: ActorStatistics, step: StepSnapshot, earlier: StepSnapshot | None, seconds: float, sharers: int
-) -> float:
-    """Return for how long items took places of a node between two snapshots, summed over items.
+) -> tuple[float, float]:
+    """Return for how long items took places of a node between two snapshots: items that have left it, and all items.
 
     The counters add the time of an item when the item leaves. An item that leaves counts for at most the time between
     the snapshots. For items that are still in the node, the looks at the event loop have seen how many there were; they
@@ -274,19 +297,20 @@ def _held_seconds(
         sharers: how many nodes share the places.
     """
     if done.busy_seconds is None:
-        return 0.0
+        return 0.0, 0.0
     ended, before = done.completed + done.failed, 0 if earlier is None else earlier.counters.in_flight
     left = min(done.busy_seconds, ended * seconds)
     if not before and not done.in_flight:
-        return left
+        return left, left
     held, looked = (0.0, 0.0) if step.timed is None else step.timed.held
     if earlier is not None and earlier.timed is not None:
         held, looked = held - earlier.timed.held[0], looked - earlier.timed.held[1]
     if looked > _LEAST_LOOKED * seconds:
         taken = held / looked * seconds / sharers
         limit = step.places[0].limit * seconds if step.places else inf
-        return taken if done.busy_seconds > max(left, limit) else max(left, taken)
-    return left if ended and done.busy_seconds <= left else (before + done.in_flight) / 2 * seconds / sharers
+        return left, taken if done.busy_seconds > max(left, limit) else max(left, taken)
+    mean = (before + done.in_flight) / 2 * seconds / sharers
+    return left, left if ended and done.busy_seconds <= left else mean
 
 
 # The share of the time for which a node must have been looked at, for these looks to count.
