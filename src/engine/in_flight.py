@@ -3,6 +3,7 @@
 Nothing is counted for looks while items run: each worker knows its present frame and actor.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -25,26 +26,25 @@ def contents_of(frames: Iterable[Frame]) -> dict[int, StepContents]:
         frames: all items in flight.
     """
     inside = [inner for frame in frames for inner in _inside(frame)]
+    working = Counter([id(detached._actor) for frame in inside if (detached := frame.detached) is not None])
+    blocked = Counter[int]()
     found: dict[int, StepContents] = {}
-    for frame in inside:
-        if (detached := frame.detached) is not None:
-            actor: NodeActor = detached._actor
-            found[id(actor)] = found.get(id(actor), StepContents()).plus(working=1)
     for member in _members(inside):
         here, at = member.position.frame, member.position.actor  # the worker may go on meanwhile
         if here is None or at is None:
             continue
-        held = found.get(id(at), StepContents())
         if isinstance(member, GeneratorTask):
-            waiting = [len(buffer.held) for buffer in member.buffers]
-            capacity = sum(buffer.capacity for buffer in member.buffers)
-            given = max((buffer.position + len(buffer.held) for buffer in member.buffers), default=0)
-            held = held.plus(working=1, buffered=sum(waiting), capacity=capacity, values=given)
-        elif _has_no_room(here, at):
-            held = held.plus(blocked=1)
+            buffers = member.buffers
+            given = max((buffer.position + len(buffer.held) for buffer in buffers), default=0)
+            found[id(at)] = found.get(id(at), StepContents()).plus(
+                buffered=sum(len(buffer.held) for buffer in buffers),
+                capacity=sum(buffer.capacity for buffer in buffers), values=given,
+            )  # fmt: skip
+            working[id(at)] += 1
         else:
-            held = held.plus(working=1)
-        found[id(at)] = held
+            (blocked if _has_no_room(here, at) else working)[id(at)] += 1
+    for key in (*working, *blocked):
+        found[key] = found.get(key, StepContents())._replace(working=working[key], blocked=blocked[key])
     return found
 
 

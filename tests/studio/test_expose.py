@@ -258,7 +258,7 @@ def test_the_node_that_limits_is_that_of_a_profile(monkeypatch: pytest.MonkeyPat
     clock = Clock()
     for module in (*CLOCKED, "telemetry.profiling.monitor"):
         monkeypatch.setattr(f"penstock.{module}.perf_counter", clock)
-    monkeypatch.setattr("penstock.telemetry.profiling.monitor.thread_seconds", lambda _thread: 0.0)
+    monkeypatch.setattr("penstock.telemetry.profiling.watching.thread_seconds", lambda _thread: 0.0)
 
     @ps.node(concurrency=2)
     async def slow(number: int) -> int:

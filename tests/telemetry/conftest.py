@@ -20,8 +20,7 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
     now = VirtualTime()
     for module in CLOCKED:
         monkeypatch.setattr(f"penstock.{module}.perf_counter", now)
-    monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.0)
-    monkeypatch.setattr("penstock.telemetry.profiling.monitor.thread_seconds", lambda thread: 0.0)
+    monkeypatch.setattr("penstock.telemetry.profiling.watching.thread_seconds", lambda thread: 0.0)
     # In virtual time, the use of the GIL in real time has no meaning.
     monkeypatch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda *_: (0.0, {}))
     chains._compiled.cache_clear()

@@ -285,7 +285,7 @@ def test_a_new_verdict_counts_once_two_snapshots_agree(monkeypatch: pytest.Monke
     def no_seconds(_thread: int) -> float:
         return 0.0
 
-    monkeypatch.setattr("penstock.telemetry.profiling.monitor.thread_seconds", no_seconds)
+    monkeypatch.setattr("penstock.telemetry.profiling.watching.thread_seconds", no_seconds)
 
     def slow(name: str) -> ps.Graph[[int], int]:
         @ps.node(name=name, concurrency=1)

@@ -58,7 +58,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     now = Clock()
     for module in CLOCKED:
         monkeypatch.setattr(f"penstock.{module}.perf_counter", now)
-    monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.0)
+    monkeypatch.setattr("penstock.telemetry.profiling.watching.thread_seconds", lambda thread: 0.0)
     # In virtual time, the use of the GIL in real time has no meaning.
     monkeypatch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda *_: (0.0, {}))
     chains._compiled.cache_clear()
@@ -522,7 +522,7 @@ def test_nothing_ran() -> None:
 async def test_an_async_node_that_never_waits_is_named_by_the_time_of_the_processor(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", clock)
+    monkeypatch.setattr("penstock.telemetry.profiling.watching.thread_seconds", lambda thread: clock())
 
     @ps.node
     async def compute(number: int) -> int:

@@ -291,7 +291,7 @@ def test_a_look_names_what_a_profile_names(virtual: VirtualTime, monkeypatch: py
 
 
 def test_threads_bring_no_more_than_one_gil_lets_compute(virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.4 * virtual())
+    monkeypatch.setattr("penstock.telemetry.profiling.watching.thread_seconds", lambda thread: 0.4 * virtual())
     verdict = a_blocked_loop(virtual).verdict
     assert verdict.remedy.startswith('runs_on="thread" at parse ')
     assert verdict.factor == pytest.approx(1 / 0.4, rel=0.05)

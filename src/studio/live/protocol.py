@@ -5,7 +5,7 @@ import os
 import select
 import socket
 import stat
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
 from operator import attrgetter
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from ...engine import Drawing, DrawnEdge, DrawnNode
 from ...telemetry import FailureLook, ItemLook, StuckLoop, Verdict
-from .watch import LiveSnapshot, NodeLook, Request, ScopeLook
+from .watch import LiveSnapshot, NodeLook, Pauses, Request, ScopeLook
 
 # The protocol of the socket: lines of JSON, one answer for each request, in order. This is version 1.
 #
@@ -82,22 +82,21 @@ _RECORDS: Final[dict[str, type[Any]]] = {
 }  # fmt: skip
 
 
-def answer(look: LiveSnapshot) -> bytes:
+def answer(look: LiveSnapshot, in_slices: Pauses = iter) -> bytes:
     """Return the line with a look, without fields that have their defaults."""
     told = {field.name: getattr(look, field.name) for field in fields(LiveSnapshot) if field.name not in _RECORDS}
     told["verdict"] = None if look.verdict is None else asdict(look.verdict)
-    return _line({"version": VERSION, "look": told | {name: _told(getattr(look, name)) for name in _RECORDS}})
+    parts = [_json(told)[1:-1], *[f'"{name}":[{",".join(_told(getattr(look, name), in_slices))}]' for name in _RECORDS]]
+    return f'{{"version":{VERSION},"look":{{{",".join(parts)}}}}}\n'.encode()
 
 
-def _told(records: Sequence[Any]) -> list[dict[str, Any]]:
+def _told(records: Sequence[Any], in_slices: Pauses) -> Iterator[str]:
     if not records:
-        return []
+        return
     names, defaults = zip(*[(field.name, field.default) for field in fields(records[0])], strict=True)
-    values = map(attrgetter(*names), records)
-    return [
-        {name: value for name, value, default in zip(names, one, defaults, strict=True) if value != default}
-        for one in values
-    ]
+    for values in in_slices(map(attrgetter(*names), records)):
+        told = zip(names, values, defaults, strict=True)
+        yield _json({name: value for name, value, default in told if value != default})
 
 
 def answer_drawing(drawing: object) -> bytes:
@@ -177,7 +176,10 @@ def _record(record: type[Any], found: dict[str, Any]) -> Any:
 
 
 def _line(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    return _json(content).encode() + b"\n"
+
+
+_json: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 # How long a client waits for an answer. A look takes milliseconds; a process in a debugger never answers.

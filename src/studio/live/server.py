@@ -257,7 +257,7 @@ def _answered(line: bytes, monitor: Monitor, looker: Looker, pace: "_Pace") -> b
         if asked.request == "profile":
             return answer_profile(_profile(asked.seconds, pace.client))
         with pace.look(), _without_collections():
-            return answer(looker.look(monitor.snapshot(asked.matching), asked))
+            return answer(looker.look(monitor.snapshot(asked.matching), asked, monitor.in_slices), monitor.in_slices)
     except ProtocolError as error:
         return refusal(str(error))
     except Exception as error:  # noqa: BLE001 - a look that fails must not end the looks of other clients

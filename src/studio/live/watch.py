@@ -1,9 +1,9 @@
 """Looker: the work of all nodes of this process between two looks, as records and as a table."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ...engine import ActorStatistics
 from ...extension import Figure
@@ -220,6 +220,7 @@ class Request:
 
 Name: TypeAlias = tuple[str, str]  # graph and node
 LOOK: Final = Request("look")
+Pauses: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
 
 
 class _Present:
@@ -232,8 +233,8 @@ class _Present:
         names: the nodes by the keys of their snapshots.
     """
 
-    def __init__(self, scopes: Iterable[Sequence[StepSnapshot]], rest: "_Present | None" = None) -> None:
-        """Add further scopes to the rest."""
+    def __init__(self, steps: Iterable[StepSnapshot], rest: "_Present | None" = None) -> None:
+        """Add further steps to the rest."""
         counters: dict[Name, list[ActorStatistics]] = {}
         self.totals: dict[Name, ActorStatistics] = {}
         self.last: dict[Name, StepSnapshot] = {}
@@ -243,7 +244,7 @@ class _Present:
             counters = {name: [total] for name, total in rest.totals.items()}
             self.last, self.names = dict(rest.last), dict(rest.names)
             self.places = {name: dict(places) for name, places in rest.places.items()}
-        for step in [step for steps in scopes for step in steps]:
+        for step in steps:
             name = step.name
             counters.setdefault(name, []).append(step.counters)
             place = step.places[0] if step.places else None
@@ -283,17 +284,18 @@ class Looker:
         self._rest = _Present(())
         self._ended: dict[str, dict[Name, ActorStatistics]] = {}  # counters of the scope that the last look asked for
 
-    def look(self, snapshot: Snapshot, asked: Request = LOOK) -> LiveSnapshot:
+    def look(self, snapshot: Snapshot, asked: Request = LOOK, in_slices: Pauses = iter) -> LiveSnapshot:
         """Return the look that shows a snapshot; nodes of one graph stand together.
 
         Args:
             snapshot: the snapshot.
             asked: which scope to show, and whether to show messages and keys.
+            in_slices: yields items, with pauses for event loops.
         """
         scopes, work = snapshot.scopes, snapshot.work
         if asked.scope:
             scopes = tuple([scope for scope in scopes if scope.id == asked.scope])
-        now = self._present([scope.steps for scope in scopes])
+        now = self._present([scope.steps for scope in scopes], in_slices)
         before, self._ended = self._ended.get(asked.scope, {}), {}
         if asked.scope:
             self._ended = {asked.scope: now.totals}
@@ -311,7 +313,7 @@ class Looker:
         shared, nothing = now.shared_limits(), StepContents()
         nodes = [
             _look_of(name, now, work.get(name) or NodeWork(), holds.get(name, nothing), shared.get(name, ""))
-            for name in sorted(names, key=lambda name: graphs[name[0]])
+            for name in in_slices(sorted(names, key=lambda name: graphs[name[0]]))
         ]
         seconds = None if snapshot.lately is None else snapshot.lately.elapsed_seconds
         failures = snapshot.failures
@@ -323,13 +325,13 @@ class Looker:
             snapshot.stuck, snapshot.evidence,
         )  # fmt: skip
 
-    def _present(self, scopes: list[tuple[StepSnapshot, ...]]) -> _Present:
+    def _present(self, scopes: list[tuple[StepSnapshot, ...]], in_slices: Pauses) -> _Present:
         idle = [id(steps) for steps in scopes if id(steps) in self._before]
         if idle != self._idle:
-            self._idle, self._rest = idle, _Present([self._before[one] for one in idle])
+            self._idle, self._rest = idle, _Present(in_slices(step for one in idle for step in self._before[one]))
         moved = [steps for steps in scopes if id(steps) not in self._before]
         self._before = {id(steps): steps for steps in scopes}
-        return _Present(moved, self._rest) if moved else self._rest
+        return _Present(in_slices(step for steps in moved for step in steps), self._rest) if moved else self._rest
 
 
 def _work_of_scope(did: NodeWork, now: ActorStatistics, before: ActorStatistics) -> NodeWork:

@@ -2,12 +2,12 @@
 
 import os
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import nsmallest
 from time import perf_counter, time
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from .. import logs
 from ..counters import told
@@ -18,7 +18,9 @@ from .recording import Profile
 from .records import DeviceWork, FailureLook, Host, ItemLook, NodeWork, ScopeSnapshot, StepContents, StuckLoop
 from .sums import Sums
 from .timeline import TimelineRecorder
-from .watching import OpenScopes, Slices, settled, snapshot_of, thread_seconds
+from .watching import OpenScopes, Slices, settled, snapshot_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def _items(hosts: Iterable[Host], now: float, matching: str) -> tuple[tuple[Item
 
 
 # The pause between two looks at an event loop at first, and all the time while a client looks.
-_LOOK_SECONDS: Final = 0.02
+_LOOK_SECONDS: Final = 0.04
 
 
 def _contents(hosts: Iterable[Host]) -> dict[Hashable, StepContents]:
@@ -142,7 +144,7 @@ class Monitor:
     """Takes snapshots of all scopes of this process, each with a profile of the time since the snapshot before.
 
     Until it is closed, it gets a report of each scope that opens or closes, and `async def` nodes are timed, as by
-    `profile()`. It looks at event loops fifty times a second, and at the GIL less often. It waits for no event loop, so
+    `profile()`. It looks at event loops 25 times a second, and at the GIL less often. It waits for no event loop, so
     it also sees a blocked event loop. One thread at a time may use it.
     """
 
@@ -150,7 +152,6 @@ class Monitor:
         self._process = os.getpid()
         self._scopes = _Watched()
         self._scopes.gil_watch.start()
-        self._threads: dict[int, float] = {}
         self._looked: float | None = None
         self._minute: LastMinute[tuple[str, str]] = LastMinute()
         self._verdict: Verdict | None = None
@@ -173,7 +174,7 @@ class Monitor:
         slices = Slices()
         sums, read = self._scopes.taken()
         self._minute.add(now, [(name, node.timed.durations) for name, node in sums.nodes.items()])
-        loop_seconds = self._loop_seconds(hosts)
+        loop_seconds = self._scopes.loop_seconds(resets=True)
         self._looked = now
         items, in_flight = _items(hosts, now, matching)
         lately: Profile | None = None
@@ -215,6 +216,10 @@ class Monitor:
         if limit in before or before[1] is None:
             self._verdict, self._limits = found, (limit, limit)
 
+    def in_slices(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield the items, with a pause after each millisecond, in which event loops of the process get the GIL."""
+        return Slices().of(items)
+
     def drawing(self, digest: str) -> object:
         """Return the drawing of a graph of an open scope, an `engine.Drawing`.
 
@@ -224,11 +229,9 @@ class Monitor:
         Returns:
             The drawing; None if no open scope has it.
         """
-        for host in settled(lambda: collectors.hosts):
-            for scope in settled(host.open_scopes):
-                if (found := scope.drawings().get(digest)) is not None:
-                    return found[1]
-        return None
+        scopes = [scope for host in settled(lambda: collectors.hosts) for scope in settled(host.open_scopes)]
+        found = [drawn[digest] for scope in scopes if digest in (drawn := scope.drawings())]
+        return found[0][1] if found else None
 
     def close(self) -> None:
         """End the timing and the looks. A second call does nothing."""
@@ -238,12 +241,3 @@ class Monitor:
         if os.getpid() == self._process:  # in a process that was forked, a thread of the parent may hold the lock
             self._scopes.gil_watch.stop()
             self._scopes.end()
-
-    def _loop_seconds(self, hosts: Iterable[Host]) -> float | None:
-        """Return the processor time of the busiest event loop's thread since the last look; None if unknown."""
-        before, self._threads = self._threads, {}
-        for thread in {host.loop_thread for host in hosts}:
-            ran = None if thread is None else thread_seconds(thread)
-            if thread is not None and ran is not None:
-                self._threads[thread] = ran
-        return max((ran - before[thread] for thread, ran in self._threads.items() if thread in before), default=None)

@@ -1,11 +1,10 @@
 """Profile: it records the work of nodes inside a `with` block, and says which node limits."""
 
 import os
-import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from time import perf_counter, thread_time
+from time import perf_counter
 
 from ..counters import SavedSnapshots
 from ..tables import (
@@ -23,11 +22,11 @@ from ..tables import (
 from ..text import printable
 from . import collectors
 from .limits import Verdict, is_held
-from .records import Execution, ProfiledScope, StepSnapshot
+from .records import Execution, StepSnapshot
 from .sums import CriticalPath, Evidence, NodeProfile, node_profile_of
 from .timeline import Timeline, TimelineRecorder, union_seconds, write_whole
 from .verdict import Prediction, find_verdict, predict
-from .watching import OpenScopes, settled, thread_seconds
+from .watching import OpenScopes, settled
 
 _COLUMNS = (
     Column("node", is_number=False), Column("done"), Column("failed"), Column("busy"), Column("mean"), Column("p50"),
@@ -46,19 +45,10 @@ class _Recording(OpenScopes):
     def __init__(self) -> None:
         super().__init__()
         self._began = perf_counter()
-        # The processor time at the beginning, of threads that run event loops.
-        self._threads: dict[int, float] = {threading.get_native_id(): thread_time()}
         self._starts: list[Execution] = []
         self._final: Evidence | None = None
         self.timeline = TimelineRecorder(self._began)
         self.snapshots: dict[str, SavedSnapshots] = {}
-
-    def scope_opened(self, scope: ProfiledScope) -> None:
-        """Count the work of a new scope, from zero, and look at the running loop from now on."""
-        super().scope_opened(scope)
-        with self.lock:
-            if not self.has_ended:
-                self._threads.setdefault(threading.get_native_id(), thread_time())
 
     def worker_started(self, began: float, ended: float) -> None:
         """Keep when a worker process started; callable from any thread."""
@@ -74,12 +64,6 @@ class _Recording(OpenScopes):
         collectors.begin(self.timeline)
         self.gil_watch.start()
         for host in settled(lambda: collectors.hosts):
-            if host.loop is None or host.loop_thread is None:
-                continue  # nothing has run in this Engine yet
-            ran = thread_seconds(host.loop_thread)
-            with self.lock:
-                if ran is not None:
-                    self._threads.setdefault(host.loop_thread, ran)
             self.look(host)
 
     def end(self) -> None:
@@ -102,7 +86,7 @@ class _Recording(OpenScopes):
         with self.lock:
             now = perf_counter()
             sums, read = self.sums()
-            cpu_seconds = self._loop_seconds()
+            cpu_seconds = self.loop_seconds()
         evidence = replace(
             self.evidence_of(sums, read, now - self._began, cpu_seconds),
             covered_seconds=self.timeline.covered_seconds(sums.on_devices()),
@@ -110,14 +94,6 @@ class _Recording(OpenScopes):
         )  # fmt: skip
         # The search for disturbed nodes in the timeline takes a while: it runs only if a node seems to hold the loop.
         return replace(evidence, disturbed=self.timeline.disturbed()) if is_held(evidence) else evidence
-
-    def _loop_seconds(self) -> float | None:
-        """Return the processor time of the busiest event loop's thread; None if unknown, as that thread has ended."""
-        here = threading.get_native_id()
-        ran = {thread: thread_time() if thread == here else thread_seconds(thread) for thread in self.loop_threads}
-        before = self._threads
-        times = [now - before[thread] for thread, now in ran.items() if now is not None and thread in before]
-        return max(times, default=None)
 
 
 class Profile(Rendered):

@@ -10,7 +10,8 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from math import sqrt
-from time import clock_gettime, monotonic, perf_counter, sleep
+from time import clock_gettime, monotonic, perf_counter, sleep, thread_time
+from traceback import walk_stack
 from types import FrameType
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 from weakref import ReferenceType, WeakSet, ref
@@ -89,6 +90,8 @@ class OpenScopes(collectors.Collector):
         self.lock = threading.RLock()
         self.has_ended = False
         self.loop_threads: set[int] = set()
+        # The processor time of threads that run event loops, when their loops were first seen, or at the last reset.
+        self._ran: dict[int, float] = {(here := threading.get_native_id()): thread_seconds(here) or 0.0}
         # For live looks, which go on for hours, look at the GIL less often: each look takes the GIL from a busy loop.
         self.gil_watch = GilWatch(self.loop_threads, _LEAST_GIL_PAUSE_SECONDS * (1 if counts_depths else 6))
         self._least_pause_seconds = least_pause_seconds
@@ -110,7 +113,7 @@ class OpenScopes(collectors.Collector):
             self._add_vanished()
             opened, loop = ScopeSnapshot(id(scope), perf_counter()), asyncio.get_running_loop()
             self._since[id(scope)] = _Since(ref(scope), loop, opened)
-            self.loop_threads.add(threading.get_native_id())
+            self._loop_seen(threading.get_native_id())
             self._watch(loop).scopes.add(scope)
         scope.measure(on=True, depths=self._counts_depths)
 
@@ -151,7 +154,7 @@ class OpenScopes(collectors.Collector):
         found: list[tuple[ProfiledScope, ScopeSnapshot]] = []
         slices = Slices()
         if host.loop_thread is not None:
-            self.loop_threads.add(host.loop_thread)
+            self._loop_seen(host.loop_thread)
         for scope in settled(host.open_scopes):
             found.append((scope, self._look_at(scope, host, slices)))
             slices.pause()
@@ -189,6 +192,19 @@ class OpenScopes(collectors.Collector):
                 self._since[id(scope)] = _Since(ref(scope), host.loop, snapshot, activity)
         return snapshot
 
+    def _loop_seen(self, thread: int) -> None:
+        self.loop_threads.add(thread)
+        if thread not in self._ran and (seconds := thread_seconds(thread)) is not None:
+            self._ran[thread] = seconds
+
+    def loop_seconds(self, *, resets: bool = False) -> float | None:
+        """Return the processor time of the busiest event loop's thread since the last reset; None if unknown."""
+        ran = {thread: thread_seconds(thread) for thread in list(self.loop_threads)}
+        times = [now - self._ran[thread] for thread, now in ran.items() if now is not None and thread in self._ran]
+        if resets:
+            self._ran = {thread: now for thread, now in ran.items() if now is not None}
+        return max(times, default=None)
+
     def taken(self) -> tuple[Sums, "Read"]:
         """Return the sums of nodes and readers, and begin new sums."""
         with self.lock:
@@ -217,12 +233,8 @@ class OpenScopes(collectors.Collector):
         readers = tuple(
             ReaderSum(name, seconds, waited, windows.get(name), at) for name, (seconds, waited, at) in read.items()
         )
-        taken = [
-            (used / time, places)
-            for seen in looks
-            for (_, places), (time, used) in settled(seen.admitted.items)
-            if time
-        ]
+        admitted = [held for seen in looks for held in settled(seen.admitted.items)]
+        taken = [(used / time, places) for (_, places), (time, used) in admitted if time]
         longest = max(looks, key=lambda seen: seen.seconds, default=LoopLooks())
         gil = self.gil_watch.use()
         late = max(0.0, longest.late_share - gil.beside_loop)  # a loop that waits for the GIL is late as well
@@ -346,11 +358,8 @@ _STUCK_SECONDS: Final = 1.0
 
 def _stack_of(frame: FrameType | None) -> tuple[str, ...]:
     """Return the calls of a thread, each as "file:line function", the outermost function first."""
-    found: list[str] = []
-    while frame is not None:
-        found.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}")
-        frame = frame.f_back
-    return tuple(reversed(found))
+    calls = [] if frame is None else [(one.f_code, line) for one, line in walk_stack(frame)]
+    return tuple([f"{code.co_filename}:{line} {code.co_qualname}" for code, line in reversed(calls)])
 
 
 def thread_seconds(thread: int) -> float | None:
@@ -360,7 +369,7 @@ def thread_seconds(thread: int) -> float | None:
         thread: the number of the thread, as `threading.get_native_id` gives it.
     """
     if sys.platform != "linux":
-        return None
+        return thread_time() if thread == threading.get_native_id() else None
     try:
         # The kernel's number for the clock of a thread, computed from the thread's number. pthread_getcpuclockid(3)
         # returns the same number, but must not be called for a thread that may have ended; the kernel then fails.
@@ -534,6 +543,8 @@ class LoopWatch:
             if scope.admitted is not None:
                 taken, places = scope.admitted()
                 looked, used = seen.admitted.get((id(scope), places), (0.0, 0.0))
+                if not taken and not looked:
+                    continue  # the first call is yet to come
                 used += taken / places * (now - began)
                 seen.admitted[id(scope), places] = looked + now - began, used  # at once: other threads read both
         self._wait()
@@ -606,9 +617,7 @@ class GilWatch:
 
     def use(self) -> GilUse:
         """Return the use of the GIL up to now."""
-        seconds = self._seconds
-        if not seconds:
-            return GilUse()
+        seconds = self._seconds or 1.0
         held = {holder: share / seconds for holder, share in settled(self._held.items)}
         return GilUse(held, self._waited / seconds, self._loop_waited / seconds)
 
