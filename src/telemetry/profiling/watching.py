@@ -543,10 +543,9 @@ class LoopWatch:
             if scope.admitted is not None:
                 taken, places = scope.admitted()
                 looked, used = seen.admitted.get((id(scope), places), (0.0, 0.0))
-                if not taken and not looked:
-                    continue  # the first call is yet to come
-                used += taken / places * (now - began)
-                seen.admitted[id(scope), places] = looked + now - began, used  # at once: other threads read both
+                if taken or looked:  # written at once, because other threads read both
+                    used += taken / places * (now - began)
+                    seen.admitted[id(scope), places] = looked + now - began, used
         self._wait()
 
     def _look_at_scopes(self) -> None:
