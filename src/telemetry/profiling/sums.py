@@ -81,11 +81,11 @@ class NodeSum:
         """The time in the node's handler, summed over items; None if the node is not timed."""
         return self.counters.busy_seconds
 
-    def held_beside_other_scopes(self, left_seconds: float, held_seconds: float, began: float, ended: float) -> float:
-        """Return the part of a scope in `held_seconds`, for a node that shares its places with other scopes.
+    def held_in_scope(self, left_seconds: float, held_seconds: float, began: float, ended: float) -> float:
+        """Return the part of a scope in `held_seconds`.
 
-        Looks at a scope see the items of all these scopes. So items that are still in the node count once for the time
-        in which several scopes were looked at.
+        If several scopes share the places, looks at one scope see the items of all scopes. So items that are still in
+        the node count once for the time in which several scopes were looked at.
 
         Args:
             left_seconds: for how long items that have left the node in this scope took places.
@@ -93,6 +93,8 @@ class NodeSum:
             began: when the time that is added begins, in seconds of `perf_counter`.
             ended: when it ends.
         """
+        if not any(places.is_shared for places in self.step.places[:1]):
+            return held_seconds
         alone = (ended - max(began, self._looked_until)) / (ended - began) if ended > began else 0.0
         self._looked_until = max(ended, self._looked_until)
         self._left_seconds += min(left_seconds, held_seconds)
@@ -216,9 +218,7 @@ class Sums:
                 opened.add(name)
                 node.open_seconds += ended - began
             sharers = max([len(sharing[own.key]) for own in step.places[:1]], default=1)
-            left, held_seconds = _held_seconds(done, step, earlier, ended - began, sharers)
-            if step.places and step.places[0].is_shared:
-                held_seconds = node.held_beside_other_scopes(left, held_seconds, began, ended)
+            held_seconds = node.held_in_scope(*_held_seconds(done, step, earlier, ended - began, sharers), began, ended)
             node.held_seconds += held_seconds
             for index, places in enumerate(step.places):
                 key = places.key if places.is_shared else (places.bound, frozenset(sharing[places.key]))
