@@ -257,27 +257,54 @@ async def test_items_count_once_where_idle_scopes_share_the_limit(path: Path) ->
     assert (second["in_flight"], second["total_completed"]) == (0, 3)
 
 
-async def test_items_count_once_where_active_scopes_share_the_limit(path: Path) -> None:
+@pytest.mark.parametrize("others", ["none", "before", "after"])
+async def test_items_count_once_where_active_scopes_share_the_limit(path: Path, others: str) -> None:
     gate = Gate()
 
     @ps.node(concurrency=4)
     async def held(number: int) -> int:
-        await gate.wait(number)
+        if number:
+            await gate.wait(number)
         return number
 
     graph = ps.graph(held)
     with exposed(path) as asking:
         async with engine.deploy(graph) as first, engine.deploy(graph) as second:
-            calls = [asyncio.ensure_future(service(0)) for service in (first, second)]
+            busy, quick = (second, first) if others == "before" else (first, second)
+            calls = [asyncio.ensure_future(service(1)) for service in (busy, second if others == "none" else busy)]
             await gate.has(2)
             asking.look()
             for _ in range(50):  # the looks at the loop need turns of the loop
                 await asyncio.sleep(0.01)
+                if others != "none":
+                    await quick(0)
             [node] = asking.look()["nodes"]
             gate.open()
             await asyncio.gather(*calls)
     assert (node["in_flight"], node["limit"]) == (2, 4)
     assert 0.4 < node["busy_share"] < 0.6
+
+
+async def test_places_of_a_deployment_count_from_its_first_look(path: Path) -> None:
+    gate = Gate()
+
+    @ps.node
+    async def held(number: int) -> int:
+        return await gate.wait(number)
+
+    with exposed(path) as asking:
+        async with engine.deploy(ps.graph(held), max_in_flight=4) as service:
+            asking.look()
+            for _ in range(50):
+                await asyncio.sleep(0.01)
+            calls = [asyncio.ensure_future(service(number)) for number in range(4)]
+            for _ in range(10):
+                await asyncio.sleep(0.01)
+            said = asking.look()["evidence"]
+            gate.open()
+            await asyncio.gather(*calls)
+    [share] = [int(one.split()[-3].rstrip("%")) for one in said if one.startswith("of 4 places of a deployment")]
+    assert 0 < share < 50
 
 
 async def test_a_look_of_an_older_process_can_be_read(path: Path) -> None:

@@ -86,8 +86,9 @@ def answer(look: LiveSnapshot, in_slices: Pauses = iter) -> bytes:
     """Return the line with a look, without fields that have their defaults."""
     told = {field.name: getattr(look, field.name) for field in fields(LiveSnapshot) if field.name not in _RECORDS}
     told["verdict"] = None if look.verdict is None else asdict(look.verdict)
-    parts = [_json(told)[1:-1], *[f'"{name}":[{",".join(_told(getattr(look, name), in_slices))}]' for name in _RECORDS]]
-    return f'{{"version":{VERSION},"look":{{{",".join(parts)}}}}}\n'.encode()
+    lists = {name: ",".join(_told(getattr(look, name), in_slices)) for name in _RECORDS}
+    parts = ",".join([_json(told)[1:-1], *[f'"{name}":[{records}]' for name, records in lists.items()]])
+    return f'{{"version":{VERSION},"look":{{{parts}}}}}\n'.encode()
 
 
 def _told(records: Sequence[Any], in_slices: Pauses) -> Iterator[str]:

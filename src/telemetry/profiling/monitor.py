@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import nsmallest
 from time import perf_counter, time
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 from .. import logs
 from ..counters import told
@@ -19,8 +19,6 @@ from .records import DeviceWork, FailureLook, Host, ItemLook, NodeWork, ScopeSna
 from .sums import Sums
 from .timeline import TimelineRecorder
 from .watching import OpenScopes, Slices, settled, snapshot_of
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +107,6 @@ def _items(hosts: Iterable[Host], now: float, matching: str) -> tuple[tuple[Item
     return tuple(oldest), len(looks) if matching else len(ages)
 
 
-# The pause between two looks at an event loop at first, and all the time while a client looks.
-_LOOK_SECONDS: Final = 0.04
-
-
 def _contents(hosts: Iterable[Host]) -> dict[Hashable, StepContents]:
     found: dict[Hashable, StepContents] = {}
     for key, held in [one for host in hosts for one in settled(host.contents)]:
@@ -131,7 +125,7 @@ class _Watched(OpenScopes):
     """
 
     def __init__(self) -> None:
-        super().__init__(_LOOK_SECONDS, counts_depths=False)
+        super().__init__(0.04, counts_depths=False)
         self.compiled_again: deque[tuple[str, tuple[tuple[str, str], ...]]] = deque(maxlen=1000)
 
     def device_worked(self, work: DeviceWork) -> None:
@@ -216,7 +210,7 @@ class Monitor:
         if limit in before or before[1] is None:
             self._verdict, self._limits = found, (limit, limit)
 
-    def in_slices(self, items: Iterable[T]) -> Iterator[T]:
+    def in_slices(self, items: Iterable[Any]) -> Iterator[Any]:
         """Yield the items, with a pause after each millisecond, in which event loops of the process get the GIL."""
         return Slices().of(items)
 

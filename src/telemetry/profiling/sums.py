@@ -62,9 +62,6 @@ class NodeSum:
     held_seconds: float = 0.0
     places: dict[Hashable, None] = field(default_factory=dict[Hashable, None])
     scale: float = 1.0
-    _left_seconds: float = 0.0
-    _seen_seconds: float = 0.0
-    _looked_until: float = 0.0
 
     @property
     def name(self) -> Name:
@@ -80,26 +77,6 @@ class NodeSum:
     def busy_seconds(self) -> float | None:
         """The time in the node's handler, summed over items; None if the node is not timed."""
         return self.counters.busy_seconds
-
-    def held_in_scope(self, left_seconds: float, held_seconds: float, began: float, ended: float) -> float:
-        """Return the part of a scope in `held_seconds`.
-
-        If several scopes share the places, looks at one scope see the items of all scopes. So items that are still in
-        the node count once for the time in which several scopes were looked at.
-
-        Args:
-            left_seconds: for how long items that have left the node in this scope took places.
-            held_seconds: for how long items took the places, as the looks at this scope have seen it.
-            began: when the time that is added begins, in seconds of `perf_counter`.
-            ended: when it ends.
-        """
-        if not any(places.is_shared for places in self.step.places[:1]):
-            return held_seconds
-        alone = (ended - max(began, self._looked_until)) / (ended - began) if ended > began else 0.0
-        self._looked_until = max(ended, self._looked_until)
-        self._left_seconds += min(left_seconds, held_seconds)
-        self._seen_seconds += held_seconds * max(0.0, alone)
-        return max(self._left_seconds, self._seen_seconds) - self.held_seconds
 
     def batch_seconds(self, delay_seconds: float) -> float:
         """Return how long the node's batches take at least, if all are full; 0 for a node without batches.
@@ -170,6 +147,9 @@ class Group:
         return min(sum(self.busy.values()) / self.place_seconds, 1.0) if self.place_seconds else 0.0
 
 
+_POOLS: Final = "threads", "processes"
+
+
 class Sums:
     """Adds up what scopes did."""
 
@@ -178,6 +158,9 @@ class Sums:
         self.groups: dict[Hashable, Group] = {}
         self._order: list[Name] = []  # nodes that wait for other nodes come first; empty if not known yet
         self._paths: dict[str, CriticalPath] | None = None
+        # For nodes that share places with other scopes: for how long items that have left held places, for how long
+        # items were seen there, and from when until when.
+        self._held: dict[tuple[Name, Hashable], tuple[float, float, float, float]] = {}
 
     @property
     def critical_paths(self) -> "dict[str, CriticalPath]":
@@ -218,11 +201,12 @@ class Sums:
                 opened.add(name)
                 node.open_seconds += ended - began
             sharers = max([len(sharing[own.key]) for own in step.places[:1]], default=1)
-            held_seconds = node.held_in_scope(*_held_seconds(done, step, earlier, ended - began, sharers), began, ended)
+            held = _held_seconds(done, step, earlier, ended - began, sharers)
+            held_seconds = self._held_in_scope(step, *held, began, ended)
             node.held_seconds += held_seconds
             for index, places in enumerate(step.places):
                 key = places.key if places.is_shared else (places.bound, frozenset(sharing[places.key]))
-                is_pool = index > 0 and places.bound in ("threads", "processes")
+                is_pool = index > 0 and places.bound in _POOLS
                 group = self.groups.setdefault(key, Group(places.bound, places.limit, is_pool, at=places.at))
                 node.places[key] = None
                 group.busy[name] = group.busy.get(name, 0.0) + held_seconds
@@ -231,9 +215,33 @@ class Sums:
                     was = () if earlier is None else [one for one in earlier.places if one.key == places.key]
                     _add_time(group, places, began, ended, next(iter(was), None))
 
+    def _held_in_scope(self, step: StepSnapshot, left: float, held: float, began: float, ended: float) -> float:
+        """Add the time for which items of a scope held places of a node, and return by how much the sum has grown.
+
+        If several scopes share the places, the looks at each scope see the items of all scopes. So items that are still
+        in the node count once for the time that the scopes have in common.
+
+        Args:
+            step: the node.
+            left: for how long items that have left the node in this scope held places, in seconds.
+            held: for how long items held places, as the looks at this scope have seen it.
+            began: when the time that is added begins, in seconds of `perf_counter`.
+            ended: when it ends.
+        """
+        shared = next((one.key for one in step.places if one.is_shared and one.bound not in _POOLS), None)
+        if shared is None:
+            return held
+        all_left, seen, since, until = self._held.get((step.name, shared), (0.0, 0.0, began, began))
+        before, common = max(all_left, seen), max(0.0, min(ended, until) - max(began, since))
+        seen += max(0.0, held - (seen * common / (until - since) if common else 0.0))
+        all_left += min(left, held)
+        self._held[step.name, shared] = all_left, seen, min(since, began), max(until, ended)
+        return max(all_left, seen) - before
+
     def copy(self) -> "Sums":
         """Return a copy, to which scopes can be added."""
         twin = Sums()
+        twin._held = dict(self._held)
         twin.nodes = {name: changed(node, places=dict(node.places)) for name, node in self.nodes.items()}
         twin.groups = {key: changed(group, busy=dict(group.busy)) for key, group in self.groups.items()}
         return twin

@@ -25,6 +25,9 @@ T = TypeVar("T")
 # For the readers of streams, by the name of the stream: for how long they were open and waited, and "file:line".
 Read: TypeAlias = dict[str, tuple[float, float, str]]
 
+# The loop that runs in this thread, or None. It is in `asyncio.__all__`.
+_running_loop = asyncio._get_running_loop  # pyright: ignore[reportPrivateUsage]
+
 # A collection may change while it is copied, which raises an error. So many changes in a row do not happen.
 _ATTEMPTS = 100
 
@@ -43,7 +46,7 @@ class Slices:
     """Divides a look that runs in a separate thread into slices, so that event loops get the GIL in between."""
 
     def __init__(self) -> None:
-        self._sleeps = running_loop() is None
+        self._sleeps = _running_loop() is None
         self._began = perf_counter()
 
     def pause(self) -> None:
@@ -199,10 +202,12 @@ class OpenScopes(collectors.Collector):
 
     def loop_seconds(self, *, resets: bool = False) -> float | None:
         """Return the processor time of the busiest event loop's thread since the last reset; None if unknown."""
-        ran = {thread: thread_seconds(thread) for thread in list(self.loop_threads)}
-        times = [now - self._ran[thread] for thread, now in ran.items() if now is not None and thread in self._ran]
-        if resets:
-            self._ran = {thread: now for thread, now in ran.items() if now is not None}
+        with self.lock:
+            ran = _clocks(self.loop_threads)
+            times = [now - self._ran[thread] for thread, now in ran.items() if thread in self._ran]
+            if resets:
+                self._ran = ran
+                self.loop_threads &= {one.loop_thread for one in settled(lambda: collectors.hosts)}
         return max(times, default=None)
 
     def taken(self) -> tuple[Sums, "Read"]:
@@ -325,23 +330,14 @@ def settled(read: Callable[[], Iterable[T]]) -> list[T]:
         read: returns the collection.
     """
     for _ in range(_ATTEMPTS):
-        # "changed size during iteration", or an item that is being made in this moment.
-        with suppress(RuntimeError, AttributeError):
+        with suppress(RuntimeError):  # "changed size during iteration"
             return list(read())
     return list(read())
 
 
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs in this thread; None if there is no running loop."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
 def _in_thread_of(loop: asyncio.AbstractEventLoop | None, call: Callable[[], None]) -> None:
     """Make a call on an event loop, between two of its steps; at once if the loop runs in this thread, or is closed."""
-    if loop is None or loop.is_closed() or loop is running_loop():
+    if loop is None or loop.is_closed() or loop is _running_loop():
         call()
     else:
         with suppress(RuntimeError):  # the loop was closed just now
@@ -543,9 +539,8 @@ class LoopWatch:
             if scope.admitted is not None:
                 taken, places = scope.admitted()
                 looked, used = seen.admitted.get((id(scope), places), (0.0, 0.0))
-                if taken or looked:  # written at once, because other threads read both
-                    used += taken / places * (now - began)
-                    seen.admitted[id(scope), places] = looked + now - began, used
+                used += taken / places * (now - began)
+                seen.admitted[id(scope), places] = looked + now - began, used  # at once: other threads read both
         self._wait()
 
     def _look_at_scopes(self) -> None:
@@ -574,10 +569,11 @@ _LEAST_WAIT_SECONDS: Final = 0.0003
 _KEPT_SECONDS: Final = 0.0001
 # A thread that waits for the GIL asks for it again and again, which takes less processor time than this.
 _LEAST_RUN_SECONDS: Final = 0.00002
-# While only an event loop runs, the watch wakes up more seldom: each time that a thread wakes up costs processor time.
-_ALONE: Final = 8
-# The threads that answer live looks. They always exist when the watch does, and wait for the GIL themselves.
-_LOOKING: Final = "penstock-expose"
+# Each time that a thread wakes up costs processor time. So, while looks find only the thread of an event loop, the
+# watch wakes up four times a second; a profile may be too short for that.
+_ALONE_PAUSE_SECONDS: Final = 0.25
+# The threads that look at the process, which wait for the GIL themselves.
+_LOOKING: Final = "penstock-expose", "penstock-profile"
 # At first a look every ten milliseconds, which takes 1 % of a loop that never waits; then looks become rarer.
 _LEAST_GIL_PAUSE_SECONDS: Final = 0.01
 _GIL_PAUSE_SHARE: Final = 1 / 100
@@ -594,6 +590,8 @@ class GilWatch:
     def __init__(self, loops: Collection[int], least_pause_seconds: float) -> None:
         self._loops = loops
         self._least_pause_seconds = least_pause_seconds
+        is_live = least_pause_seconds > _LEAST_GIL_PAUSE_SECONDS
+        self._alone_pause_seconds = _ALONE_PAUSE_SECONDS if is_live else least_pause_seconds
         self._over = threading.Event()
         self.look_anew()
         # A daemon: a profile that is never ended must not keep the interpreter from ending.
@@ -633,7 +631,7 @@ class GilWatch:
                 self._held[holder] += share * (now - looked)
             self._seconds += now - looked
             looked, looks = now, looks + 1
-            least = self._least_pause_seconds * (1 if others else _ALONE)
+            least = self._least_pause_seconds if others else self._alone_pause_seconds
             pause = max(least, (now - self._began) * _GIL_PAUSE_SHARE)
 
     def _others(self) -> dict[int, str]:
