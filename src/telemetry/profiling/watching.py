@@ -26,7 +26,7 @@ T = TypeVar("T")
 Read: TypeAlias = dict[str, tuple[float, float, str]]
 
 # The loop that runs in this thread, or None. It is in `asyncio.__all__`.
-_running_loop = asyncio._get_running_loop  # pyright: ignore[reportPrivateUsage]
+_running_loop = asyncio._get_running_loop
 
 # A collection may change while it is copied, which raises an error. So many changes in a row do not happen.
 _ATTEMPTS = 100
