@@ -26,9 +26,9 @@ _PAUSE_SECONDS_PER_NODE: Final = 0.006
 _LEAST_PAUSE_SECONDS: Final = 0.02
 # Looks go on for hours, so their samples have `_FEW` executions, and their pauses are `_SELDOM` times as long, up to
 # `_MOST_PAUSE_SECONDS`, so that a change is still seen soon.
-_FEW: Final = 16
+_FEW: Final = 8
 _SELDOM: Final = 8
-_MOST_PAUSE_SECONDS: Final = 6.0
+_MOST_PAUSE_SECONDS: Final = 12.0
 # The first sample of a node is larger, so that short profiles see every item.
 _FIRST_OF_ALL: Final = 640
 _LEAST_FIRST: Final = 16
