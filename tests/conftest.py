@@ -59,6 +59,12 @@ def pytest_asyncio_loop_factories(
     return loops
 
 
+@pytest.hookimpl(optionalhook=True)  # there is no such hook without pytest-xdist
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Runs one worker more than there are cores: many tests wait for a process, a socket or a moment."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+
+
 def _eager_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
