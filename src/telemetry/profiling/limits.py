@@ -12,7 +12,7 @@ from ..counters import ActorStatistics, name_of
 from ..tables import Rendered, Table, figure_cells, figure_columns, milliseconds, significant
 from ..text import printable
 from .records import Bound
-from .sums import Evidence, Group, Holder, Name, NodeSum, ReaderSum, Sums, TimeBreakdown, WindowSum
+from .sums import POOLS, Evidence, Group, Holder, Name, NodeSum, ReaderSum, Sums, TimeBreakdown, WindowSum
 
 # In this order: places of a node; a pool of threads or processes; `max_in_flight`; the order of a stream, in which
 # finished items wait for an earlier item; the inbox after a node; the event loop; the GIL; a device, as it computes,
@@ -570,7 +570,7 @@ def _with_more(evidence: Evidence, found: Limit, node: NodeSum, key: Hashable, g
     if bound == "processes" and group.limit >= _cores():
         return _remedied(found, f"{text.removeprefix('or ')}, or more cores")
     most = inf
-    if bound in ("threads", "processes"):  # at most one of them computes on each core
+    if bound in POOLS:  # at most one of them computes on each core
         computed = sum(each.timed.outside.cpu_seconds for each in evidence.sums.nodes.values())
         most = _cores() / (group.limit if bound == "processes" else computed / evidence.elapsed_seconds or 0.1)
     elif node.step.pool == "threads":

@@ -125,6 +125,7 @@ class _Watched(OpenScopes):
     """
 
     def __init__(self) -> None:
+        # Each look at an event loop takes about 0.1 ms of it, so a client has it looked at 25 times a second.
         super().__init__(0.04, counts_depths=False)
         self.compiled_again: deque[tuple[str, tuple[tuple[str, str], ...]]] = deque(maxlen=1000)
 

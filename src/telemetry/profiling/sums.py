@@ -147,7 +147,8 @@ class Group:
         return min(sum(self.busy.values()) / self.place_seconds, 1.0) if self.place_seconds else 0.0
 
 
-_POOLS: Final = "threads", "processes"
+# The bounds of places that belong to a pool of the Engine.
+POOLS: Final = "threads", "processes"
 
 
 class Sums:
@@ -206,7 +207,7 @@ class Sums:
             node.held_seconds += held_seconds
             for index, places in enumerate(step.places):
                 key = places.key if places.is_shared else (places.bound, frozenset(sharing[places.key]))
-                is_pool = index > 0 and places.bound in _POOLS
+                is_pool = index > 0 and places.bound in POOLS
                 group = self.groups.setdefault(key, Group(places.bound, places.limit, is_pool, at=places.at))
                 node.places[key] = None
                 group.busy[name] = group.busy.get(name, 0.0) + held_seconds
@@ -228,7 +229,7 @@ class Sums:
             began: when the time that is added begins, in seconds of `perf_counter`.
             ended: when it ends.
         """
-        shared = next((one.key for one in step.places if one.is_shared and one.bound not in _POOLS), None)
+        shared = next((one.key for one in step.places if one.is_shared and one.bound not in POOLS), None)
         if shared is None:
             return held
         all_left, seen, since, until = self._held.get((step.name, shared), (0.0, 0.0, began, began))

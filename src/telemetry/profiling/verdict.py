@@ -25,7 +25,7 @@ from .limits import (
     of_node,
     without_workers,
 )  # fmt: skip
-from .sums import CriticalPath, Evidence, Group, Name, NodeSum, Sums, TimeBreakdown, WindowSum
+from .sums import POOLS, CriticalPath, Evidence, Group, Name, NodeSum, Sums, TimeBreakdown, WindowSum
 
 # Model: a profile as a network of limits, and how the limits change when a node changes.
 #
@@ -115,7 +115,7 @@ class Model:
         """
         sums, callers, changes = self.evidence.sums, self.callers, dict[Hashable, Group]()
         pool = sums.groups[what].bound if what in sums.groups else None
-        pool = pool if pool in ("threads", "processes") else None  # nodes without a limit of their own share the pool
+        pool = pool if pool in POOLS else None  # nodes without a limit of their own share the pool
         for key, group in sums.groups.items():
             is_window = group.bound == "max_in_flight" and any(graph == what for graph, _ in group.busy)
             if key == what or group.bound == pool or is_window:
