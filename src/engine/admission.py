@@ -98,12 +98,7 @@ class Admission:
     """Bounds the calls in flight and the calls that wait, and measures the service rate for `retry_after_seconds`.
 
     Calls of higher priority get places first; calls of equal priority, in the order in which they came.
-
-    Attributes:
-        by_key: whether places are shared fairly between the keys of calls.
     """
-
-    by_key = False
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_in_flight: int, max_queue: int | None) -> None:
         self._loop = loop
@@ -180,47 +175,69 @@ class Admission:
                 with its own window, not a crowd of callers.
 
         Raises:
-            Overloaded: no place is free, and the queue is full.
+            Overloaded: no place is free, and the queue is full; with keys, perhaps because a call of a key that has
+                used less of its share came later.
             PenstockError: the error that was passed to `end`.
         """
-        if self.reserve_nowait():
+        if self.reserve_nowait(share):
             return
-        if self._end_error is not None:
-            raise self._end_error()
-        if not patient and self._max_queue is not None and self._waiting.count >= self._max_queue:
-            self._refused += 1
-            raise Overloaded(
-                f"graph {graph!r}: {self._in_flight} calls are in flight (max_in_flight) and {self._waiting.count} "
-                "wait for a place (max_queue)",
-                self._retry_after_seconds(),
-            )
-        waiter = self.stand_aside(share, priority)
-        if not await self._got_place(waiter, share, priority) and self._end_error is not None:
-            raise self._end_error()
-
-    async def _got_place(self, waiter: "asyncio.Future[bool]", share: "Share | None", priority: int) -> bool:
-        """Wait in line; return whether the call has a place."""
+        if self._end_error is not None or not (patient or self._has_room(share)):
+            raise self._refusal(share, graph)
+        waiter = self._stand_in_line(share, priority, is_patient=patient)
         try:
-            return await waiter
+            has_place = await waiter
         except asyncio.CancelledError:
             self.leave_line(share, waiter, priority)
             raise
+        if not has_place:
+            raise self._refusal(share, graph)
 
     def stand_aside(self, share: "Share | None", priority: int) -> "asyncio.Future[bool]":
-        """Let a call wait for a place; the future is resolved with True when the call has a place."""
-        waiter: asyncio.Future[bool] = self._loop.create_future()
-        if self.reserve_nowait(share):  # the item before was admitted a moment ago, and other calls have ended since
+        """Let an item of a stream wait whose key is full, without counting the item in `max_queue`.
+
+        Returns:
+            A future, resolved with True when the item has a place, with False when the deployment ends.
+        """
+        if self.reserve_nowait(share):  # the item before was admitted a moment ago, and another call has ended since
+            waiter: asyncio.Future[bool] = self._loop.create_future()
             waiter.set_result(True)
-        else:
-            self._waiting.push(waiter, priority)
-        return waiter
+            return waiter
+        return self._stand_in_line(share, priority, is_patient=True, is_aside=True)
 
     def leave_line(self, share: "Share | None", waiter: "asyncio.Future[bool]", priority: int) -> None:
         """Take a call out of the queue, or give back the place that it has just got."""
         if not waiter.done() or waiter.cancelled():
-            self._waiting.discard(waiter, priority)
-        elif waiter.result():
-            self._pass_on(self._time())  # the call was admitted and cancelled in the same turn of the loop
+            self._withdraw(share, waiter, priority)
+        elif waiter.result():  # the call was admitted and cancelled in the same turn of the loop
+            self._give_back(share, self._time())
+
+    def _has_room(self, share: "Share | None") -> bool:
+        """Whether a further call may wait."""
+        return self._max_queue is None or self._waiting.count < self._max_queue
+
+    def _refusal(self, share: "Share | None", graph: str) -> PenstockError:
+        """Return the error of a call that gets no place, and count the call as refused."""
+        if self._end_error is not None:
+            return self._end_error()
+        self._refused += 1
+        return Overloaded(
+            f"graph {graph!r}: {self._in_flight} calls are in flight (max_in_flight) and {self._waiting.count} "
+            "wait for a place (max_queue)",
+            self._retry_after_seconds(),
+        )
+
+    def _stand_in_line(
+        self, share: "Share | None", priority: int, *, is_patient: bool, is_aside: bool = False
+    ) -> "asyncio.Future[bool]":
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        self._waiting.push(waiter, priority)
+        return waiter
+
+    def _withdraw(self, share: "Share | None", waiter: "asyncio.Future[bool]", priority: int) -> None:
+        self._waiting.discard(waiter, priority)
+
+    def _give_back(self, share: "Share | None", now: float) -> None:
+        self._pass_on(now)
 
     def end(self, make_error: Callable[[], PenstockError]) -> None:
         """Refuse all waiting calls, and later calls that would have to wait, each with a new error."""
@@ -434,8 +451,6 @@ class FairAdmission(Admission):
     saves nothing up. Places that a key holds while no call waits do not count.
     """
 
-    by_key = True
-
     def __init__(
         self, loop: asyncio.AbstractEventLoop, max_in_flight: int, max_queue: int | None, shares: FairShares
     ) -> None:
@@ -505,59 +520,20 @@ class FairAdmission(Admission):
         share.admitted += 1
         return True
 
-    async def reserve(self, priority: int, graph: str, share: Share | None = None, *, patient: bool = False) -> None:
-        """Take a place. If no place is free, or the key holds as many as it may, wait for a place.
-
-        Raises:
-            Overloaded: the queue, or the queue of the key, is full; or the queue was full, and a call of a key that has
-                used less of its share came.
-            PenstockError: the error that was passed to `end`.
-        """
-        assert share is not None
-        if self.reserve_nowait(share):
-            return
-        if self._end_error is not None:
-            raise self._refusal(share, graph)
-        has_room = self._queued - self._aside < self._longest_queue and share.waiting.count < self._max_queue_per_key
-        if not has_room and not patient and not self._has_made_room(share):
-            raise self._refusal(share, graph)
-        waiter = self._stand_in_line(share, priority)
-        if patient:
-            self._patient[waiter] = False
-        if not await self._got_place(waiter, share, priority):
-            raise self._refusal(share, graph)
-
     def is_full(self, share: Share) -> bool:
         """Whether a key has as many places as it may have."""
         return share.in_flight >= self._max_in_flight_per_key
 
-    def stand_aside(self, share: Share | None, priority: int) -> "asyncio.Future[bool]":
-        """Let an item of a stream wait whose key is full, without counting the item in `max_queue`.
-
-        Returns:
-            A future, resolved with True when the item has a place, with False when the deployment ends.
-        """
+    def _has_room(self, share: Share | None) -> bool:
+        """Whether a further call of a key may wait; a call of another key may have to make room."""
         assert share is not None
-        if self.reserve_nowait(share):  # the item before was admitted a moment ago, and another call has ended since
-            waiter = self._loop.create_future()
-            waiter.set_result(True)
-            return waiter
-        waiter = self._stand_in_line(share, priority)
-        self._patient[waiter] = True
-        self._aside += 1
-        return waiter
+        has_room = self._queued - self._aside < self._longest_queue and share.waiting.count < self._max_queue_per_key
+        return has_room or self._has_made_room(share)
 
-    def leave_line(self, share: Share | None, waiter: "asyncio.Future[bool]", priority: int) -> None:
-        """Take a call out of the queue, or give back the place that it has just got."""
+    def _stand_in_line(
+        self, share: Share | None, priority: int, *, is_patient: bool, is_aside: bool = False
+    ) -> "asyncio.Future[bool]":
         assert share is not None
-        if not waiter.done() or waiter.cancelled():
-            self._withdraw(share, waiter, priority)
-        elif waiter.result():
-            now = self._time()
-            self._ended(share, now)
-            self._pass_on(now)
-
-    def _stand_in_line(self, share: Share, priority: int) -> "asyncio.Future[bool]":
         waiter: asyncio.Future[bool] = self._loop.create_future()
         share.waiting.push(waiter, priority)
         self._queued += 1
@@ -566,7 +542,21 @@ class FairAdmission(Admission):
             self._changed(share, now)
         if now < self._look_again_at:
             heappush(self._furthest, self._last_turn(share, now))
+        if is_patient:
+            self._patient[waiter] = is_aside
+            self._aside += is_aside
         return waiter
+
+    def _withdraw(self, share: Share | None, waiter: "asyncio.Future[bool]", priority: int) -> None:
+        assert share is not None
+        if share.waiting.discard(waiter, priority):
+            self._left_line(waiter)
+            self._changed(share, self._time())
+
+    def _give_back(self, share: Share | None, now: float) -> None:
+        assert share is not None
+        self._ended(share, now)
+        self._pass_on(now)
 
     def _left_line(self, waiter: "asyncio.Future[bool]") -> None:
         self._queued -= 1
@@ -744,13 +734,9 @@ class FairAdmission(Admission):
                 return priority, waiter
         return None
 
-    def _withdraw(self, share: Share, waiter: "asyncio.Future[bool]", priority: int) -> None:
-        if share.waiting.discard(waiter, priority):
-            self._left_line(waiter)
-            self._changed(share, self._time())
-
-    def _refusal(self, share: Share, graph: str) -> PenstockError:
+    def _refusal(self, share: Share | None, graph: str) -> PenstockError:
         """Count a call as refused, and return its error; the error has the key if the key asked for too much."""
+        assert share is not None
         if self._end_error is not None:
             self._changed(share, self._time())
             return self._end_error()

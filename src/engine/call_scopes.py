@@ -139,7 +139,7 @@ class DeploymentScope(CallScope):
         super().__init__(deployment.runtime, asked)
         self._deployment = self.service = deployment
         self._share: Share | None = None  # the account of the call's key for the share of the places; no durable key
-        self._scope, self._in_flight = deployment.check_callable()
+        self._scope = deployment.check_callable()  # the deployment may be draining when the call is admitted
 
     def plan_of(self, call: Call[Any]) -> Plan:
         """Return the plan that the deployment started with."""
@@ -147,44 +147,40 @@ class DeploymentScope(CallScope):
 
     def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
         """Take a place, if a place is free and the resources of the graph are open."""
-        graphs, in_flight = self._deployment.graphs, self._in_flight
-        wired = graphs.find(call.graph)
+        wired = self._deployment.graphs.find(call.graph)
         if (
-            in_flight.by_key  # `admit` calls the user's function `key=`, which may fail
+            self._deployment.by_key  # `admit` calls the user's function `key=`, which may fail
             or wired is None
             or wired.program.plan._durable is not None
             or self._asked.answer is not ...
-            or not graphs.is_complete(call.graph)
-            or not in_flight.admission.reserve_nowait()
+            or not wired.program.is_filled
+            or not self._deployment.admission.reserve_nowait()
         ):
             return None
-        in_flight.items += 1
-        return self._scope, wired, in_flight.items - 1
+        return self._admitted(wired)
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Wait until the resources are open, and for a place."""
-        scope, in_flight = self._scope, self._in_flight  # checked in `__init__`; the deployment may be draining by now
         wired = self._deployment.graphs.deployed(call.graph)
         check_key(wired.program.plan, self.verb, self._asked)
-        await self._deployment.restored(wired, call.graph, deadline)
-        share = self._share = in_flight.share_of(call.graph, call.arguments)
-        await in_flight.reserve(call.graph.name, priority, deadline, share)
-        self._deployment.check_admitted(in_flight, share)
-        in_flight.items += 1
-        return scope, wired, in_flight.items - 1
+        self._share = await self._deployment.admit(call.graph, call.arguments, wired, priority, deadline)
+        return self._admitted(wired)
+
+    def _admitted(self, wired: Wired) -> tuple[Scope, Wired, int]:
+        self._deployment.items += 1
+        return self._scope, wired, self._deployment.items - 1
 
     def withdrawn(self) -> None:
         """Count the call as cancelled."""
-        self._in_flight.counts["cancelled"] += 1
+        self._deployment.counts["cancelled"] += 1
 
     def begun(self, frame: Frame) -> None:
         """Add the call to the calls in flight, so that the end of the deployment ends it."""
-        frame.key = None if self._share is None else self._share.key
-        self._in_flight.live[frame] = self._share
+        self._deployment.begun(frame, self._share)
 
     def settled(self, frame: Frame) -> None:
         """Count the call, and give back its place."""
-        self._in_flight.settled(frame)
+        self._deployment.settled(frame)
 
     def abort_soon(self) -> None:
         """End the deployment."""

@@ -1,9 +1,12 @@
 """Deployment, the state behind a Service: its graphs, its calls in flight, and its life from start to stop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
+
+from opentelemetry.trace import Span
 
 from .._errors import (
     DeadlineExceeded,
@@ -21,7 +24,7 @@ from ..actors.frame import Frame
 from ..actors.node_actor import NodeActor
 from ..actors.supervision import SupervisorFlags
 from ..actors.tasks import Condition, start_task, uninterrupted
-from ..telemetry import logs, metrics
+from ..telemetry import logs, metrics, spans
 from ..telemetry.metrics import Reading
 from .admission import Admission, FairAdmission, FairShares, Share
 from .call import RunningCall
@@ -40,191 +43,18 @@ if TYPE_CHECKING:
     from .pipeline import Pipeline
 
 
-class InFlight:
-    """The calls in flight in one deployment, and the numbers of ended calls by outcome.
-
-    Args:
-        admission: the places of the deployment.
-        changed: notified whenever `is_busy` may have become false.
-
-    Attributes:
-        admission: the places of the deployment.
-        live: the calls in flight, with the accounts of their keys; without the items of streams of calls.
-        items: how many calls were admitted, which is the number of the next call.
-        counts: how many calls and items have ended, by their outcome.
-        detached: the detached calls.
-        by_key: whether the places are shared fairly between the keys of calls; `share_of` returns their accounts.
-    """
-
-    __slots__ = (
-        "_changed", "_preparing", "_refusal", "_streams", "admission", "by_key", "counts", "detached", "items", "live",
-    )  # fmt: skip
-
-    def __init__(self, admission: Admission, changed: Condition) -> None:
-        self.admission = admission
-        self.by_key = admission.by_key
-        self.live: dict[Frame, Share | None] = {}
-        self.items = 0
-        self.counts = {"done": 0, "failed": 0, "cancelled": 0, "expired": 0, "interrupted": 0, "running": 0}
-        self._streams: set[Pipeline] = set()
-        self._preparing: set[asyncio.Timeout] = set()  # the timers of calls that wait for a resource to be reopened
-        self._refusal: Callable[[], PenstockError] | None = None
-        self._changed = changed
-        self.detached = DetachedCalls(changed)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether accepted calls have not ended. An item of a stream ends before its result is read."""
-        if self._preparing or self.detached.running or not self.admission.is_idle:
-            return True
-        return any(stream.window.running for stream in self._streams)
-
-    def share_of(self, graph: Graph[..., Any], arguments: tuple[Any, ...]) -> Share | None:
-        """Return the account of the key of a call that is about to reserve a place; count the call if `key=` fails.
-
-        Raises:
-            Exception: the error of the function `key=`.
-        """
-        try:
-            return self.admission.share_of(graph, arguments)
-        except Exception:
-            self.counts["failed"] += 1
-            raise
-
-    async def reserve(self, graph: str, priority: int, deadline: float | None, share: Share | None) -> None:
-        """Take a place for a call, or wait for a place; count the call if it gets no place.
-
-        Raises:
-            Overloaded: the queue is full.
-            DeadlineExceeded: the call got no place before its deadline.
-            PenstockError: the deployment has ended.
-        """
-        timer = asyncio.timeout_at(deadline)
-        too_late = f"the call of graph {graph!r} got no place before its deadline"
-        try:
-            # Admission counts the calls that it refuses.
-            await self._wait(self.admission.reserve(priority, graph, share), timer, too_late, counted=(Overloaded,))
-        finally:  # a call that failed here may have had a place for a moment
-            self._changed.notify_all()
-
-    async def prepare(self, preparing: Awaitable[None], graph: str, deadline: float | None) -> None:
-        """Wait until the resources of a call are open; count the call if they do not open.
-
-        Raises:
-            DeadlineExceeded: the resources were not open before the deadline.
-            PenstockError: the deployment has ended.
-        """
-        timer = asyncio.timeout_at(deadline)
-        too_late = f"the resources of graph {graph!r} were not opened again before the deadline of a call"
-        self._preparing.add(timer)
-        try:
-            await self._wait(preparing, timer, too_late)
-        finally:
-            self._preparing.discard(timer)
-            self._changed.notify_all()
-
-    async def _wait(
-        self, needed: Awaitable[None], timer: asyncio.Timeout, too_late: str, counted: tuple[type[Exception], ...] = ()
-    ) -> None:
-        """Await `needed` before a call begins; if that fails, count the call, except for errors counted elsewhere."""
-        try:
-            async with timer:
-                await needed
-        except counted:
-            raise
-        except asyncio.CancelledError:
-            self.counts["cancelled"] += 1
-            raise
-        except BaseException as error:
-            is_over = isinstance(error, TimeoutError) and timer.expired()
-            self.counts["expired" if is_over and self._refusal is None else "failed"] += 1
-            if not is_over:
-                raise
-            raise (DeadlineExceeded(too_late) if self._refusal is None else self._refusal()) from error
-
-    def turn_away(self, share: Share | None) -> None:
-        """Give back the place of a call that was admitted too late to be served, and count the call as failed."""
-        self.admission.release(share)
-        self.counts["failed"] += 1
-
-    def settled(self, frame: Frame) -> None:
-        """Count a call whose last handler has ended, and give back its place."""
-        share = self.live.pop(frame)
-        if frame.state == "done":
-            self.counts["done"] += 1
-        else:
-            self._count(frame)
-        self.admission.release(share)
-        if not self.live:
-            self._changed.notify_all()
-
-    def stream_opened(self, stream: "Pipeline") -> None:
-        """Keep a stream of calls until it is closed, and count its items."""
-        self._streams.add(stream)
-        stream.on_closed = self._stream_closed
-        stream.on_item_settled = self._item_settled
-
-    def finish_streams(self) -> None:
-        """Have the streams ask their sources for no further calls."""
-        for stream in self._streams:
-            stream.finish()
-
-    async def end(self, make_error: Callable[[], PenstockError], refusal: Callable[[], PenstockError]) -> None:
-        """End all calls and streams, each with an error of its own, and wait until the streams are closed.
-
-        Args:
-            make_error: makes the error of a call in flight.
-            refusal: makes the error of a call that waits for a resource or a place. Waiting calls end at once, before
-                the handlers of the calls in flight have unwound.
-        """
-        self._refusal = refusal
-        self.admission.end(refusal)
-        for timer in self._preparing:
-            if not timer.expired():
-                timer.reschedule(asyncio.get_running_loop().time())
-        for frame in list(self.live):
-            if frame.state == "running":  # the handlers of other calls are unwinding already
-                frame.fail(make_error())
-        streams = list(self._streams)
-        for stream in streams:
-            stream.abort(make_error())
-        for stream in streams:
-            await stream.aclose()
-        await self.detached.end(make_error)
-
-    def _count(self, frame: Frame) -> None:
-        state = frame.state
-        if isinstance(frame.error, Interrupted):
-            state = "interrupted"
-        elif isinstance(frame.error, NotFinished):
-            state = "cancelled"
-        elif state != "done" and frame.has_expired:
-            state = "expired"
-        self.counts[state] += 1
-
-    def _item_settled(self, frame: Frame) -> None:
-        self._count(frame)
-        self._changed.notify_all()
-
-    def _stream_closed(self, stream: "Pipeline") -> None:
-        self._streams.discard(stream)
-        self._changed.notify_all()
-
-
 class HostedGraphs:
     """The graphs of one deployment, with their plans from its start; later rebindings do not change these plans.
 
     Attributes:
         names: the names of the graphs, for messages.
-        ready: the actors of each graph whose calls give one value, need no key and can begin at once; empty before
-            `prepare`.
+        ready: the actors of each graph whose calls give one value and need no key; empty before `prepare`.
     """
 
     def __init__(self, graphs: tuple[Graph[..., Any], ...]) -> None:
         self.names = ", ".join(graph.name for graph in graphs)
         self.ready: dict[Graph[..., Any], Wired] = {}
         self._wired: dict[Graph[..., Any], Wired] = {}
-        self._incomplete: set[Graph[..., Any]] = set()  # graphs with resources that have ended by themselves
         self._graphs = graphs
 
     async def prepare(self, scope: Scope, *, warms_up: bool) -> None:
@@ -248,15 +78,8 @@ class HostedGraphs:
             wired = self._wired[graph] = await scope.prepare(plan)
             if warms_up:
                 await warm_up(wired.program, scope.engine.pools, scope.options.device_strategy)
-            if wired.program.resources and not wired.program.is_filled:  # a resource ended while nodes were started
-                self._incomplete.add(graph)
-            else:
-                self._set_ready(graph, wired)
-
-    def _set_ready(self, graph: Graph[..., Any], wired: Wired) -> None:
-        plan = wired.program.plan
-        if not plan._gives_stream and plan._durable is None:
-            self.ready[graph] = wired
+            if not plan._gives_stream and plan._durable is None:
+                self.ready[graph] = wired
 
     def one_value(self, graph: Graph[..., Any], verb: str, asked: DurableKey = NO_KEY) -> Wired:
         """Return the actors of a graph whose calls give one value.
@@ -271,37 +94,6 @@ class HostedGraphs:
             raise gives_stream(graph, verb)
         check_key(wired.program.plan, verb, asked)
         return wired
-
-    def lost(self, programs: Collection[Program]) -> None:
-        """Note that resources of these programs have ended by themselves: the next call has to `restore` them."""
-        for graph, wired in self._wired.items():
-            if wired.program in programs:
-                self._incomplete.add(graph)
-                self.ready.pop(graph, None)
-
-    def that_uses(self, opening: Opening) -> Graph[..., Any]:
-        """Return any graph that uses a resource."""
-        return next(graph for graph, wired in self._wired.items() if opening in wired.program.resources)
-
-    def is_complete(self, graph: Graph[..., Any]) -> bool:
-        """Whether all resources of a graph are open."""
-        return graph not in self._incomplete
-
-    async def restore(self, graph: Graph[..., Any], scope: Scope) -> None:
-        """Reopen the resources of a graph that have ended by themselves.
-
-        Raises:
-            Exception: the error of a resource that did not open; the next call tries again.
-        """
-        wired, resources, caller = self._wired[graph], scope.engine.resources, object()
-        try:
-            # The caller holds the resources first: if the scope has closed meanwhile, it would never release them.
-            await resources.hold(wired.program, caller)
-            if scope.is_open and resources.hold_nowait(wired.program, scope):
-                self._incomplete.discard(graph)
-                self._set_ready(graph, wired)
-        finally:
-            await resources.release(caller)
 
     def find(self, graph: Graph[..., Any]) -> Wired | None:
         """Return the actors of a graph; None before `prepare` has made them."""
@@ -330,15 +122,22 @@ ServiceState = Literal["starting", "ready", "draining", "stopped"]
 
 
 class Deployment:
-    """Graphs made resident: the life of one deployment, from starting to stopped.
+    """Graphs made resident: the life of one deployment, from starting to stopped, and its calls in flight.
 
     Attributes:
         runtime: the shared state of its Engine.
         graphs: the deployed graphs, and their actors.
         state: "starting", "ready", "draining" or "stopped".
         scope: the scope of its calls; None before `start`.
-        in_flight: the calls that have not ended; None before `start`.
+        admission: the places of the deployment, from `start` on.
+        by_key: whether the places are shared fairly between the keys of calls.
+        live: the calls in flight, with the accounts of their keys; without the items of streams of calls.
+        items: how many calls were admitted, which is the number of the next call.
+        counts: how many calls and items have ended, by their outcome.
+        detached: the detached calls.
     """
+
+    admission: Admission
 
     def __init__(
         self,
@@ -355,28 +154,34 @@ class Deployment:
         self.names = self.graphs.names
         self._options = options
         self._shares = shares
+        self.by_key = shares is not None
         self._flags = flags
         self._warms_up = warms_up
         self._failure: Callable[[str], DeploymentFailed] | None = None
         self._close_error: Exception | None = None
         self.state: ServiceState = "starting"
         self.scope: Scope | None = None
-        self.in_flight: InFlight | None = None
+        self.live: dict[Frame, Share | None] = {}
+        self.items = 0
+        self.counts = {"done": 0, "failed": 0, "cancelled": 0, "expired": 0, "interrupted": 0, "running": 0}
+        self._streams: set[Pipeline] = set()
+        self._preparing: set[asyncio.Timeout] = set()  # the timers of calls that wait for a resource to be reopened
         self._starting: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._changed = Condition()
+        self.detached = DetachedCalls(self._changed)
 
     def counters(self) -> Iterable[Reading]:
         """Return the counters of its admission, for metrics."""
-        return () if self.in_flight is None else deployment_counters(self.names, self.in_flight.admission.statistics())
+        return deployment_counters(self.names, self.admission.statistics())
 
     def levels(self) -> Iterable[Reading]:
         """Return how many places and queue places are taken now, for metrics."""
-        return () if self.in_flight is None else deployment_levels(self.names, self.in_flight.admission.statistics())
+        return deployment_levels(self.names, self.admission.statistics())
 
     def frames(self) -> Iterable[Frame]:
         """Return the calls for which handlers may still run, without the items of its streams."""
-        return () if self.in_flight is None else self.in_flight.live
+        return self.live
 
     def actors(self) -> list[NodeActor]:
         """Return the actors of all its graphs."""
@@ -397,14 +202,12 @@ class Deployment:
         options = self._options
         scheduler = "actors" if options.scheduler == "auto" else options.scheduler
         self.runtime.deployments.add(self)
-        self.runtime.resources.on_lost.add(self.graphs.lost)
         context = context_owned_by(self)
         self.scope = context.run(partial(Scope, is_admitted=True), self.runtime, options, scheduler, self._flags)
         self.scope.on_failed = self._fail
         places = self.scope.loop, options.max_in_flight, options.max_queue
-        admission = Admission(*places) if self._shares is None else FairAdmission(*places, self._shares)
-        self.in_flight = InFlight(admission, self._changed)
-        self.scope.wiring.admitted = admission.taken
+        self.admission = Admission(*places) if self._shares is None else FairAdmission(*places, self._shares)
+        self.scope.wiring.admitted = self.admission.taken
         if options.collect_metrics:
             metrics.opened(self)
         # In a task of its own, so that an abort can cancel the start without cancelling the caller.
@@ -446,8 +249,8 @@ class Deployment:
         refuse_from_inside(self)
         if self.state == "ready":
             self.state = "draining"
-            if self.in_flight is not None:
-                self.in_flight.finish_streams()
+            for stream in self._streams:
+                stream.finish()
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._changed.wait_for(lambda: self.state != "draining" or not self._is_busy())
@@ -493,13 +296,13 @@ class Deployment:
         return self._stopping
 
     async def _stop(self) -> None:
-        if self.scope is None or self.in_flight is None or self._starting is None:
+        if self.scope is None or self._starting is None:
             return  # the deployment was never entered
         self._starting.cancel()
         await asyncio.wait([self._starting])
         if not self._starting.cancelled():
             self._starting.exception()  # marks it as retrieved: `start` raises it, or raises `stopped_error`
-        await self.in_flight.end(self._interrupted_error, self.stopped_error)
+        await self._end_calls()
         try:
             await self.scope.close()
         except Exception as error:
@@ -512,7 +315,6 @@ class Deployment:
             logs.warning("deployment.not_released", deployment=self.names, error=repr(error))
         finally:
             self.runtime.deployments.discard(self)
-            self.runtime.resources.on_lost.discard(self.graphs.lost)
             metrics.closed(self)
 
     def _fail(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
@@ -526,16 +328,16 @@ class Deployment:
         if self._failure is not None:
             raise self.stopped_error()
 
-    def check_callable(self) -> tuple[Scope, InFlight]:
-        """Check that a call may be made now; return the scope and the calls in flight.
+    def check_callable(self) -> Scope:
+        """Check that a call may be made now; return the scope.
 
         Raises:
             EngineClosedError: the deployment was not started, or takes no more calls.
             EngineLoopError: the deployment runs on another event loop.
             ReentrantCallError: a node of this deployment makes the call.
         """
-        scope, in_flight = self.scope, self.in_flight
-        if scope is None or in_flight is None:
+        scope = self.scope
+        if scope is None:
             raise EngineClosedError(
                 "this deployment was not started; enter it first: async with engine.deploy(...) as service"
             )
@@ -545,9 +347,135 @@ class Deployment:
             raise EngineLoopError("this deployment runs on another event loop than this code; call it from there")
         if current.source.get() is not None or owner_deployments.get():
             refuse_from_inside(self)
-        return scope, in_flight
+        return scope
 
-    async def restored(self, wired: Wired, graph: Graph[..., Any], deadline: float | None = None) -> Wired:
+    # The calls in flight.
+
+    async def admit(
+        self, graph: Graph[..., Any], arguments: tuple[Any, ...], wired: Wired, priority: int, deadline: float | None,
+        span: Span | None = None,
+    ) -> Share | None:  # fmt: skip
+        """Wait until a call may begin, and take a place for it; count the call if it gets no place.
+
+        Args:
+            graph: the graph of the call.
+            arguments: the arguments of the call.
+            wired: the actors of the graph.
+            priority: the priority of the call.
+            deadline: the deadline of the call, on the clock of the event loop; None without a deadline.
+            span: the span in which the wait for a place is noted; None for no note.
+
+        Returns:
+            The account of the key of the call; None without keys.
+
+        Raises:
+            Overloaded: the queue is full.
+            DeadlineExceeded: the call could not begin before its deadline.
+            EngineClosedError: the deployment was stopped meanwhile.
+            Exception: the error of the function `key=`, or of a resource that did not open.
+        """
+        await self.restored(wired, deadline)
+        try:
+            share = self.admission.share_of(graph, arguments)
+        except Exception:
+            self.counts["failed"] += 1
+            raise
+        if not self.admission.reserve_nowait(share):
+            began = perf_counter()
+            timer = asyncio.timeout_at(deadline)
+            too_late = f"the call of graph {graph.name!r} got no place before its deadline"
+            try:
+                # Admission counts the calls that it refuses.
+                await self._wait(self.admission.reserve(priority, graph.name, share), timer, too_late, (Overloaded,))
+            finally:  # a call that failed here may have had a place for a moment
+                self._changed.notify_all()
+            spans.admitted(span, perf_counter() - began)
+        if self._is_stopped():
+            self.admission.release(share)
+            self.counts["failed"] += 1
+            raise self.stopped_error()
+        return share
+
+    async def _wait(
+        self, needed: Awaitable[None], timer: asyncio.Timeout, too_late: str, counted: tuple[type[Exception], ...] = ()
+    ) -> None:
+        """Await `needed` before a call begins; if that fails, count the call, except for errors counted elsewhere."""
+        try:
+            async with timer:
+                await needed
+        except counted:
+            raise
+        except asyncio.CancelledError:
+            self.counts["cancelled"] += 1
+            raise
+        except BaseException as error:
+            is_over = isinstance(error, TimeoutError) and timer.expired()
+            self.counts["expired" if is_over and not self._is_stopped() else "failed"] += 1
+            if not is_over:
+                raise
+            raise (self.stopped_error() if self._is_stopped() else DeadlineExceeded(too_late)) from error
+
+    def begun(self, frame: Frame, share: Share | None) -> None:
+        """Add a call with a place to the calls in flight, so that the end of the deployment ends the call."""
+        if share is not None:
+            frame.key = share.key
+        self.live[frame] = share
+
+    def settled(self, frame: Frame) -> None:
+        """Count a call whose last handler has ended, and give back its place."""
+        share = self.live.pop(frame)
+        if frame.state == "done":
+            self.counts["done"] += 1
+        else:
+            self._count(frame)
+        self.admission.release(share)
+        if not self.live:
+            self._changed.notify_all()
+
+    def stream_opened(self, stream: "Pipeline") -> None:
+        """Keep a stream of calls until it is closed, and count its items."""
+        self._streams.add(stream)
+        stream.on_closed = self._stream_closed
+        stream.on_item_settled = self._item_settled
+
+    def _count(self, frame: Frame) -> None:
+        state = frame.state
+        if isinstance(frame.error, Interrupted):
+            state = "interrupted"
+        elif isinstance(frame.error, NotFinished):
+            state = "cancelled"
+        elif state != "done" and frame.has_expired:
+            state = "expired"
+        self.counts[state] += 1
+
+    def _item_settled(self, frame: Frame) -> None:
+        self._count(frame)
+        self._changed.notify_all()
+
+    def _stream_closed(self, stream: "Pipeline") -> None:
+        self._streams.discard(stream)
+        self._changed.notify_all()
+
+    async def _end_calls(self) -> None:
+        """End all calls and streams, each with an error of its own, and wait until the streams are closed.
+
+        Calls that wait for a resource or a place end at once, before the handlers of the calls in flight have unwound.
+        """
+        self.admission.end(self.stopped_error)
+        for timer in self._preparing:
+            if not timer.expired():
+                timer.reschedule(asyncio.get_running_loop().time())
+        for frame in list(self.live):
+            if frame.state == "running":  # the handlers of other calls are unwinding already
+                frame.fail(self._interrupted_error())
+        streams = list(self._streams)
+        for stream in streams:
+            stream.abort(self._interrupted_error())
+        for stream in streams:
+            await stream.aclose()
+        await self.detached.end(self._interrupted_error)
+
+    async def restored(self, wired: Wired, deadline: float | None = None) -> Wired:
         """Return the actors of a graph; first reopen the resources of the graph that have ended by themselves.
 
         Raises:
@@ -555,36 +483,38 @@ class Deployment:
             EngineClosedError: the deployment was stopped meanwhile.
             Exception: the error of a resource that did not open; the next call tries again.
         """
-        if self.graphs.is_complete(graph):
+        if wired.program.is_filled:
             return wired
-        scope, in_flight = self.check_callable()
-        await in_flight.prepare(self._restore(graph, scope), graph.name, deadline)
+        self.check_callable()
+        timer = asyncio.timeout_at(deadline)
+        too_late = f"the resources of graph {wired.program.name!r} were not opened again before the deadline of a call"
+        self._preparing.add(timer)
+        try:
+            await self._wait(self._reopen(wired.program), timer, too_late)
+        finally:
+            self._preparing.discard(timer)
+            self._changed.notify_all()
         return wired
 
-    async def reopen(self, opening: "Opening") -> None:
+    async def reopen(self, opening: Opening) -> None:
         """Reopen a resource that has ended by itself, and all other such resources of a graph that uses it.
 
         Raises:
             EngineClosedError: the deployment was stopped, perhaps meanwhile.
             Exception: the error of a resource that did not open.
         """
-        if self.scope is None or self.state != "ready":
+        if self.state != "ready":
             raise self.stopped_error()
-        await self._restore(self.graphs.that_uses(opening), self.scope)
+        await self._reopen(next(wired.program for wired in self.graphs if opening in wired.program.resources))
 
-    async def _restore(self, graph: Graph[..., Any], scope: Scope) -> None:
-        await self.graphs.restore(graph, scope)
+    async def _reopen(self, program: Program) -> None:
+        resources, caller = self.runtime.resources, object()
+        try:
+            # The scope of the deployment may close meanwhile, so the caller holds the resources.
+            await resources.hold(program, caller)
+        finally:
+            await resources.release(caller)
         if self._is_stopped():
-            raise self.stopped_error()
-
-    def check_admitted(self, in_flight: InFlight, share: Share | None) -> None:
-        """Refuse a call that has just been admitted if the deployment was stopped while the call waited.
-
-        Raises:
-            EngineClosedError: the deployment was stopped; the place of the call is free again.
-        """
-        if self._is_stopped():
-            in_flight.turn_away(share)
             raise self.stopped_error()
 
     def _is_stopped(self) -> bool:
@@ -595,7 +525,10 @@ class Deployment:
         return self.state == "ready"
 
     def _is_busy(self) -> bool:
-        return self.in_flight is not None and self.in_flight.is_busy
+        """Whether accepted calls have not ended. An item of a stream ends before its result is read."""
+        if self._preparing or self.detached.running or not self.admission.is_idle:
+            return True
+        return any(stream.window.running for stream in self._streams)
 
     def _interrupted_error(self) -> PenstockError:
         if self._failure is not None:
@@ -616,16 +549,14 @@ class ServiceCall(RunningCall):
     """A call to a deployment."""
 
     _deployment: Deployment
-    _in_flight_here: InFlight
     outcome_known: "asyncio.Future[None]"
 
-    def admitted(self, deployment: Deployment, scope: Scope, in_flight: InFlight, share: Share | None) -> None:
+    def admitted(self, deployment: Deployment, scope: Scope, share: Share | None) -> None:
         """Note that the call has a place, and which objects to tell of its end; call this before `launch`."""
         self._deployment = deployment
-        self._in_flight_here = in_flight
         self.outcome_known = scope.loop.create_future()
         self.join(scope)
-        in_flight.live[self] = share
+        deployment.begun(self, share)
 
     @property
     def service(self) -> Deployment:
@@ -645,8 +576,8 @@ class ServiceCall(RunningCall):
         if self.state != "done" and self.ends_program:
             self._deployment.abort_soon()
         if not self.unwinding:
-            self._in_flight_here.settled(self)
+            self._deployment.settled(self)
 
     def frame_settled(self, frame: Frame) -> None:
         """Give back the place: the last handler of the call has ended."""
-        self._in_flight_here.settled(self)
+        self._deployment.settled(self)

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping
 from contextvars import Context, ContextVar
 from copy import copy
 from types import TracebackType
@@ -137,14 +137,12 @@ class Resources:
     Attributes:
         closed: whether new openings are refused.
         entries: the resources that are open, or being opened or closed.
-        on_lost: functions to call when a resource has ended by itself, with the programs whose frames have it.
     """
 
     def __init__(self, *, closes_unused: bool) -> None:
         self.closed = False
         self.entries: dict[Opening, Entry] = {}
         self._closes_unused = closes_unused
-        self.on_lost: set[Callable[[Collection[Program]], None]] = set()
 
     def program(self, plan: Plan, scheduler: ChosenScheduler) -> Program:
         """Return the program of a plan; for a plan with resources, a copy for the resources of this Engine."""
@@ -160,8 +158,6 @@ class Resources:
 
     def hold_nowait(self, program: Program, user: object) -> bool:
         """Have a scope use the resources of a program if all of them are open; return whether they are."""
-        if not program.resources:
-            return True
         if not program.is_filled:
             return False
         if self._closes_unused:
@@ -362,8 +358,6 @@ class Resources:
             logs.warning("resource.ended", resource=entry.opening.name, error=why)
         for program in entry.programs:
             program.is_filled = False
-        for lost in self.on_lost:
-            lost(entry.programs)
         if not entry.programs:
             self._forget(entry)
 

@@ -337,7 +337,7 @@ class Program:
         self.readers: list[int] = []
         self._lay_out()
         self.resources = tuple(plan.trace.resources)
-        self.is_filled = False
+        self.is_filled = not self.resources
         self.blank: tuple[Any, ...] = (None,) * (len(self.readers) - len(plan.parameter_sources))
         self.countdown = [unit.countdown for unit in self.units]
         self.sinks = sum(not unit.consumers for unit in self.units)

@@ -291,7 +291,6 @@ class Scope:
         threads: the share of the Engine's threads that the scope may keep busy.
         groups: the groups of workers; a group leaves when its last worker has ended.
         called: the graphs of the nodes that handlers have called; see `late_steps.py`.
-        is_open: whether `close` has not begun.
     """
 
     def __init__(
@@ -330,7 +329,6 @@ class Scope:
         self._saving = saving
         self.groups: set[WorkerGroup] = set()
         self.uptime = Uptime()
-        self.is_open = True
         engine.scope_opened()
         engine.wirings.add(self.wiring)
         collectors.report(Collector.scope_opened, self.wiring)
@@ -378,7 +376,6 @@ class Scope:
 
     async def _close(self) -> None:
         self.uptime.stop()
-        self.is_open = False
         try:
             await self._workers_ended()
             try:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -23,7 +22,7 @@ from typing import (
 from .._errors import DeploymentFailed, Interrupted, OptionsError, Overloaded, PenstockError, UnknownKey
 from ..actors.accepted import NAME, SWITCH, TIMEOUT, check, whole
 from ..actors.supervision import SupervisorFlags
-from ..telemetry import metrics, spans
+from ..telemetry import metrics
 from ..telemetry.counters import ActorStatistics, share
 from ..telemetry.tables import Rendered, Table, count, of, rate, to_html, to_text
 from .admission import AdmissionStatistics, FairShares, keys_less
@@ -519,7 +518,7 @@ class Service(Generic[P, R]):
                     f"reader attaches again, and events=; leave out capacity=, since the last {KEPT:,} events are kept"
                 )
             stream = stream_of(call, start, object, None, shows_progress=shows_progress)
-            log = self._deployment.check_callable()[1].detached.begin((durable, durable_key), stream)
+            log = self._deployment.detached.begin((durable, durable_key), stream)
             return DetachedStream[Any, Any](log, None, events, log.last)
         refuse_key(asked, "service.stream")
         if detached:
@@ -572,18 +571,17 @@ class Service(Generic[P, R]):
         check("key", key, NAME, "service.attach(")
         check("after", after, whole(0), "service.attach(")
         check_events(events, None, is_one_call=True)
-        in_flight = self._deployment.in_flight
-        log = None if in_flight is None else in_flight.detached.find(key)
+        log = self._deployment.detached.find(key)
         if log is None:
             self._deployment.check_callable()
         return DetachedStream(log, partial(self._found, key), events, after)
 
     async def _found(self, key: str) -> EventLog:
         """Return the log of a call that runs here, or of an ended call, with the outcome that is stored."""
-        _, in_flight = self._deployment.check_callable()
-        found = None
+        self._deployment.check_callable()
+        detached, found = self._deployment.detached, None
         for durable, graphs in self._durable_graphs().items():
-            log = EventLog(in_flight.detached.ended.get((durable, key)))
+            log = EventLog(detached.ended.get((durable, key)))
             try:
                 log.outcome.set_result(await durable._result(key, graphs, needs_one=not log.gives_values))
             except UnknownKey:
@@ -593,7 +591,7 @@ class Service(Generic[P, R]):
                 log.outcome.exception()  # mark the error as retrieved: the reader may leave earlier
             found = log
             break
-        found = in_flight.detached.find(key) or found  # a call may have begun meanwhile
+        found = detached.find(key) or found  # a call may have begun meanwhile
         if found is not None:
             return found
         raise UnknownKey(f"service.attach({key!r}): no graph of this deployment keeps anything under this key")
@@ -664,20 +662,20 @@ class Service(Generic[P, R]):
     def statistics(self) -> ServiceStatistics:
         """Return a snapshot of the counters of the deployment and of its nodes."""
         deployment = self._deployment
-        scope, in_flight = deployment.scope, deployment.in_flight
-        if scope is None or in_flight is None:
+        scope, counts = deployment.scope, deployment.counts
+        if scope is None:
             empty = AdmissionStatistics(0, self._options.max_in_flight, 0, self._options.max_queue, 0, 0, None)
             return ServiceStatistics(self.state, 0, 0, 0, empty, ())
         return ServiceStatistics(
             self.state,
-            in_flight.counts["done"],
-            in_flight.counts["failed"],
-            in_flight.counts["cancelled"],
-            in_flight.admission.statistics(),
+            counts["done"],
+            counts["failed"],
+            counts["cancelled"],
+            deployment.admission.statistics(),
             tuple(actor.statistics() for actor in scope.wiring.actors()),
             None if self.state == "starting" else scope.uptime.seconds,
-            in_flight.counts["expired"],
-            in_flight.counts["interrupted"],
+            counts["expired"],
+            counts["interrupted"],
         )
 
     async def _run(
@@ -689,29 +687,26 @@ class Service(Generic[P, R]):
         asked: DurableKey = NO_KEY,
     ) -> Any:
         deployment = self._deployment
-        scope, in_flight = deployment.check_callable()
+        scope = deployment.check_callable()
         call = ServiceCall(scope.loop, graph.name, options, headers, options.timeout_seconds)
         if self._options.collect_metrics and metrics.meter_provider() is not None:
             call.count()
         try:
-            wired = deployment.graphs.ready.get(graph)
-            if wired is None:
-                wired = deployment.graphs.one_value(graph, "service.run", asked)
-                await deployment.restored(wired, graph, call.ends_at)
-            account = None
-            if in_flight.by_key and (account := in_flight.share_of(graph, arguments)) is not None:
-                call.key = account.key
-            if not in_flight.admission.reserve_nowait(account):
-                began = perf_counter()
-                await in_flight.reserve(graph.name, call.priority, call.ends_at, account)
-                spans.admitted(call.run_span, perf_counter() - began)
-                deployment.check_admitted(in_flight, account)
+            wired, account = deployment.graphs.ready.get(graph), None
+            if (
+                wired is None
+                or not wired.program.is_filled
+                or deployment.by_key
+                or not deployment.admission.reserve_nowait()
+            ):
+                wired = wired or deployment.graphs.one_value(graph, "service.run", asked)
+                account = await deployment.admit(graph, arguments, wired, call.priority, call.ends_at, call.run_span)
         except BaseException as error:
             call.report("running", error)
             raise
-        call.admitted(deployment, scope, in_flight, account)
-        item = in_flight.items
-        in_flight.items = item + 1
+        call.admitted(deployment, scope, account)
+        item = deployment.items
+        deployment.items = item + 1
         call.launch(wired, arguments, item, scope.engine.eager_starts)
         del arguments  # only the frame holds the arguments, until their last reader is done
         try:
@@ -727,15 +722,16 @@ class Service(Generic[P, R]):
 
     async def _deployed(self, graph: Graph[..., Any]) -> Wired:
         deployment = self._deployment
-        return await deployment.restored(deployment.graphs.one_value(graph, "service.stream of many calls"), graph)
+        return await deployment.restored(deployment.graphs.one_value(graph, "service.stream of many calls"))
 
     def _pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
-        scope, in_flight = self._deployment.check_callable()
+        deployment = self._deployment
+        scope = deployment.check_callable()
         pipeline = Pipeline(
-            scope, calls, options, prepare=self._deployed, owns_scope=False, admission=in_flight.admission
+            scope, calls, options, prepare=self._deployed, owns_scope=False, admission=deployment.admission
         )
-        pipeline.window.service = self._deployment
-        in_flight.stream_opened(pipeline)
+        pipeline.window.service = deployment
+        deployment.stream_opened(pipeline)
         return pipeline
 
     def _durable_graphs(self) -> "dict[Durable, dict[str, Graph[..., Any]]]":
