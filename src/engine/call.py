@@ -1,22 +1,23 @@
 """One running call of `run`, of a service or of a stream: how the call begins, how it is launched, and how it ends."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Mapping
 from contextvars import Context, copy_context
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 from opentelemetry.trace import Span
 
 from ..actors.current import calling_actor, enclosing_frame, is_detached, source
-from ..actors.execution import begin_detached, outcome_of
+from ..actors.execution import OutsideCall, begin_detached, outcome_of
 from ..actors.frame import Frame, Listener
 from ..actors.node_actor import NOTHING_READY
 from ..actors.tasks import EagerStarts
 from ..actors.threads import ThreadShare
 from ..actors.worker import WorkerGroup
 from ..telemetry import metrics, spans
+from .graph import Call
 from .options import ExecutionOptions
 from .program import Wired
 from .scope import Scope
@@ -245,3 +246,50 @@ class RunningCall(Frame, WorkerGroup, Listener):
         spans.end_run(span, outcome, error)
         if self._began is not None:
             metrics.run_ended(self._graph, perf_counter() - self._began, outcome, error, span)
+
+
+# An item that waits for a place of its key, its call, and the actors of its graph.
+Waiting: TypeAlias = tuple[RunningCall, Call[Any], Wired]
+
+
+class KeyLine:
+    """The calls of one key, in a stream with `order_by=`: one call has begun, and later calls wait for its end.
+
+    Attributes:
+        key: the key.
+        has_begun: whether a call of the key has begun.
+        waiting: the calls that wait, in order, each with the start time of its wait, by `perf_counter`.
+    """
+
+    __slots__ = ("has_begun", "key", "waiting")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.has_begun = False
+        self.waiting: deque[tuple[float, Waiting]] = deque()
+
+
+class KeyedCall(RunningCall):
+    """An item of a stream with `order_by=`, which frees its key when its last handler has returned."""
+
+    line: KeyLine | None = None  # the line of its key, from its turn to its end
+    on_key_free: Callable[[KeyLine], None]
+    _outside = 0  # how many threads its handlers have left running
+
+    def outlived_by(self, call: OutsideCall) -> None:
+        """Wait for a thread that goes on although its attempt has ended."""
+        self._outside += 1
+        call.then(self._outside_ended)
+
+    def _outside_ended(self) -> None:
+        self._outside -= 1
+        if self.closed and not self.workers:
+            self.ended()
+
+    def ended(self) -> None:
+        """Leave the scope, and free the key."""
+        super().ended()
+        line = self.line
+        if line is not None and not self._outside:
+            self.line = None
+            self.on_key_free(line)

@@ -1,22 +1,23 @@
-"""Stream, an async iterator of results; and CallsStream, the results of many calls run as a pipeline."""
+"""Streams: `Stream`, an async iterator of results, and `OpenStream`, a stream that has begun; and progress bars."""
 
 import asyncio
+import importlib
+import operator
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from .._errors import EngineClosedError, OptionsError
-from ..actors.accepted import TIMEOUT, check
-from ..actors.frame import Frame
+from .._errors import EngineClosedError, MissingExtraError, OptionsError
+from ..actors.accepted import SWITCH, check
+from ..actors.frame import Listener
+from ..telemetry.profiling import collectors
 from .control import Outcome, Tag_co
-from .graph import Graph, as_call, one_value
-from .node import Node
-from .options import ExecutionOptions
-from .pipeline import Pipeline, length_of, progress_of
-from .scope import Runtime, Scope
-from .source import Calls, ReorderWindow
-from .statistics import StreamStatistics
+from .nesting import refuse_to_close_from_inside
+from .statistics import StreamStatistics, Uptime
+from .tracing.ref import call_location
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -151,185 +152,214 @@ class Stream(ABC, Generic[T_co, Tag_co]):
         return [result async for result in self]
 
 
-class CallsStream(Stream[T_co, Tag_co]):
-    """The results of many calls."""
+def is_shown(wanted: bool) -> bool:
+    """Whether a progress bar is wanted and can be shown, because standard error is a terminal.
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        calls: Calls,
-        options: ExecutionOptions,
-        make_pipeline: Callable[[Calls, ExecutionOptions], Pipeline] | None = None,
-        *,
-        shows_progress: bool = False,
-    ) -> None:
-        if not hasattr(calls, "__iter__") and not hasattr(calls, "__aiter__"):
-            if isinstance(calls, Graph | Node | Coroutine):
-                as_call(calls, "engine.stream")  # raises an error with the remedy
-            raise TypeError(
-                f"engine.stream takes an iterable of calls, such as (search(u) for u in urls), got {calls!r}"
-            )
-        self._runtime = runtime
-        self._options = options
-        self._calls: Calls | None = calls
-        # Not the bound method `_own_pipeline` as the default: the cycle would keep a dropped stream alive until the
-        # garbage collector runs.
-        self._make_pipeline = make_pipeline
-        self._pipeline: Pipeline | None = None
-        self._window: ReorderWindow | None = None
-        self._closed = False
-        self._shows_progress = shows_progress
+    Raises:
+        OptionsError: `progress=` is neither True nor False.
+        MissingExtraError: a bar can be shown, but rich is not installed.
+    """
+    check("progress", wanted, SWITCH)
+    if not wanted or sys.stderr is None or not sys.stderr.isatty():
+        return False
+    try:
+        importlib.import_module("..studio.progress", __package__)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "rich":
+            raise
+        raise MissingExtraError(
+            'progress=True needs rich to show something on a terminal: pip install "penstock[rich]"', name=error.name
+        ) from error
+    return True
 
-    def _own_pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
-        scheduler = "actors" if options.scheduler == "auto" else options.scheduler
-        scope = Scope(self._runtime, options, scheduler)
-        return Pipeline(
-            scope, calls, options, prepare=lambda graph: scope.prepare(one_value(graph, options)), owns_scope=True
-        )
 
-    async def __anext__(self) -> T_co:
-        """Return the next result.
+def length_of(calls: object) -> int | None:
+    """Return the number of calls; None if it is unknown, as for a generator."""
+    length = -1
+    with suppress(Exception):  # user code; a bar without a total is better than no stream
+        length = operator.length_hint(calls, -1)
+    return None if length < 0 else length
 
-        Raises:
-            Exception: the error of this item, with on_error="raise"; the stream is closed then.
-        """
-        window = self._window or self._start().window
-        while not self._closed:
-            frame = window.take() or await self._next()
-            if frame is None:
-                break
-            if frame.state == "done":
-                result: T_co = frame.result
-                return result
-            pipeline = self._start()
-            if self._options.on_error == "raise" or not isinstance(frame.error, Exception):
-                pipeline.raised(frame.error)
-                try:
-                    frame.outcome()
-                finally:
-                    await self.aclose()
-            pipeline.skip(frame)
-        raise StopAsyncIteration
 
-    async def outcomes(self) -> AsyncIterator[Outcome[T_co, Tag_co]]:
-        """Iterate over one `Outcome` for each item. The error of an item is in its outcome, and is not raised."""
-        pipeline = self._start()
-        while not self._closed and (frame := pipeline.window.take() or await self._next()) is not None:
-            error = frame.error
-            # KeyboardInterrupt or SystemExit, not the error of an item
-            if error is not None and not isinstance(error, Exception):
-                await self.aclose()
-                frame.outcome()
-            else:
-                outcome: Outcome[T_co, Tag_co] = Outcome(frame.item, frame.result, error)
-                if pipeline.tags:
-                    outcome.__dict__["_tag"] = pipeline.tags.pop(frame.item, None)
-                yield outcome
+class Progress(Protocol):
+    """The progress bar of a stream that has begun."""
 
-    async def wait_started(self) -> None:
-        """Wait for the first item without taking it out; for a server, before it sends its headers.
-
-        Raises:
-            Exception: the error of the first item, or the error that ended the stream before it.
-        """
-        frame = await self._next(takes=False)
-        if frame is not None and frame.state != "done" and self._options.on_error == "raise":
-            await self.aclose()
-            frame.outcome()
+    def end(self) -> None:
+        """Show the present numbers as the last numbers, before the end of the stream changes the counters."""
+        ...
 
     async def aclose(self) -> None:
-        """End the stream: cancel items in flight, close the source, wait until nothing is left. Idempotent."""
-        self._closed = True
-        if self._pipeline is not None:
-            await self._pipeline.aclose()
+        """End the bar, and wait until the last numbers are on the terminal, even if the caller is cancelled."""
+        ...
 
-    async def drain(self, timeout_seconds: float | None = None) -> int:
-        """Take no more calls from the source, and wait until the calls in flight have ended; see `Stream`."""
-        check("timeout_seconds", timeout_seconds, TIMEOUT, "drain(")
-        return 0 if self._closed else await self._start().drain(timeout_seconds)
+
+class ReaderWait:
+    """A stopwatch that runs while the reader of a stream waits: a context manager around each wait.
+
+    The stopwatch measures nothing before `seconds` is read for the first time: two readings of the clock cost as much
+    as a hop between two nodes.
+
+    A second reader, which is refused, may come while the first reader waits; the watch runs until both have left.
+
+    If the reader is cancelled while it waits, a new `CancelledError` is raised, with the arrived error as its context.
+    The reason: the traceback of an error refers to the stack frames that it passes, and so to the stream. The task
+    groups of anyio, which servers cancel when a client leaves, keep the innermost `CancelledError` in a cycle with
+    their own frame. With the new error, the innermost error has passed no frame outside of the engine. So a stream is
+    closed as soon as its reader drops it, before the garbage collector runs.
+    """
+
+    __slots__ = ("_before", "_is_timed", "_readers", "_since")
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._is_timed = False
+        self._readers = 0
+        self._since: float | None = None
+
+    def begin(self) -> None:
+        """Note that a reader begins to wait."""
+        if self._is_timed and not self._readers:
+            self._since = perf_counter()
+        self._readers += 1
+
+    def end(self) -> None:
+        """Note that a reader no longer waits."""
+        if self._is_timed and self._readers == 1:
+            self._before, self._since = self.seconds, None
+        self._readers -= 1
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.end()
+        if isinstance(error, asyncio.CancelledError):
+            raise asyncio.CancelledError(*error.args)
 
     @property
-    def position(self) -> int:
-        """How many items the reader has taken, with skipped items.
+    def seconds(self) -> float:
+        """How long readers waited since the first reading of this property, in seconds, with the present wait."""
+        if not self._is_timed:
+            if self._readers:
+                self._since = perf_counter()
+            self._is_timed = True
+        since = self._since
+        # Profiles read this property in other threads: the reader may have stopped waiting since the lines above.
+        return self._before if since is None or not self._readers else self._before + perf_counter() - since
 
-        With `ordered=True` this is the index of the next item: the place in the input to go on from after a restart.
-        With `ordered=False` it is only a count: `outcomes()` says which items they were.
-        """
-        return 0 if self._pipeline is None else self._pipeline.window.position
+
+class OpenStream(ABC):
+    """A stream that has begun: of many calls, or of the values of one call.
+
+    This object does not refer to the `Stream`. So Python collects a `Stream` that its reader drops, which ends this
+    stream.
+
+    Attributes:
+        loop: the event loop.
+        uptime: how long the stream has been open.
+        reader_wait: how long the reader has waited.
+        at: the "file:line" that opened the stream; empty if no profile was taken then, to save time.
+        progress: the progress bar; None without one.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.uptime = Uptime()
+        self.reader_wait = ReaderWait()
+        self.at = call_location() if collectors.running else ""
+        self.progress: Progress | None = None
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name of the graph of the calls."""
+
+    @property
+    @abstractmethod
+    def listener(self) -> Listener:
+        """The listener of the frames of the calls."""
+
+    @property
+    def reader_wait_seconds(self) -> float:
+        """How long the reader has waited since the first reading of this property, in seconds."""
+        return self.reader_wait.seconds
+
+    @abstractmethod
+    def statistics(self) -> StreamStatistics:
+        """Return a snapshot of the counters."""
+
+    def show_progress(self, total: int | None, look: Callable[[], StreamStatistics] | None = None) -> None:
+        """Show a progress bar until the end of the stream; see `StreamProgress`."""
+        from ..studio.progress import StreamProgress
+
+        self.progress = StreamProgress(self.loop, lambda: self.name, total, look or self.statistics)
+
+    async def progress_ended(self) -> None:
+        """End the progress bar, if there is one."""
+        progress, self.progress = self.progress, None
+        if progress is not None:
+            await progress.aclose()
+
+    @abstractmethod
+    def abort(self, error: BaseException | None = None) -> None:
+        """Begin to end the stream; `aclose` waits for the end."""
+
+    async def aclose(self) -> None:
+        """End the stream: cancel its calls, and wait until nothing of it is left."""
+        refuse_to_close_from_inside(self.listener)
+        self.abort()
+        await self.gone()
+
+    @abstractmethod
+    async def gone(self) -> None:
+        """Wait until nothing of the stream is left, even if the caller is cancelled."""
+
+    async def end(self) -> None:
+        """End the stream because its Engine is closed; the next read raises an error that says so."""
+        self.abort(EngineClosedError("the Engine was closed while this stream was open"))
+        await self.aclose()
+
+
+W = TypeVar("W", bound=OpenStream)
+
+
+class OwnStream(Stream[T_co, Tag_co], Generic[W, T_co, Tag_co]):
+    """A stream that its reader starts and ends.
+
+    Args:
+        begin: starts the stream.
+    """
+
+    # `begin` is not a bound method of this object: the cycle would keep a dropped stream alive until the garbage
+    # collector runs.
+    def __init__(self, begin: Callable[[], W]) -> None:
+        self._begin: Callable[[], W] | None = begin
+        self._work: W | None = None
+        self._closed = False
+
+    async def aclose(self) -> None:
+        """End the stream: cancel its calls, and wait until none of its tasks is left. Idempotent."""
+        if self._work is not None:
+            refuse_to_close_from_inside(self._work.listener)
+        self._closed = True
+        if self._work is not None:
+            await self._work.aclose()
 
     def statistics(self) -> StreamStatistics:
         """Return a snapshot of the counters."""
-        if self._pipeline is None:
-            return StreamStatistics(0, 0, 0, 0, 0, 0, ())
-        return _statistics_of(self._pipeline)
+        return StreamStatistics(0, 0, 0, 0, 0, 0, ()) if self._work is None else self._work.statistics()
 
-    def _start(self) -> Pipeline:
-        if self._pipeline is None:
+    def _start(self) -> W:
+        if self._work is None:
             if self._closed:
                 raise EngineClosedError("this stream was closed; a stream is read once: make a new one")
-            self._runtime.check_loop()
-            assert self._calls is not None
-            make_pipeline = self._make_pipeline or self._own_pipeline
-            total = length_of(self._calls) if self._shows_progress else None
-            pipeline = self._pipeline = make_pipeline(self._calls, self._options)
-            if self._shows_progress:
-                look = partial(_statistics_of, pipeline)
-                pipeline.progress = progress_of(pipeline.loop, lambda: pipeline.name, total, look)
-            if isinstance(self._calls, (list, tuple, range)):
-                pipeline.tell_progress(len(self._calls))
-            self._calls = None
-            self._window = self._pipeline.window
-        return self._pipeline
-
-    async def _next(self, *, takes: bool = True) -> Frame | None:
-        """Wait for the next item that has ended, and take it if `takes`; None at the end of the stream."""
-        pipeline = self._start()
-        if pipeline.window.has_reader:
-            raise RuntimeError("this stream is being read by another task; a stream has one reader")
-        try:
-            frame = await (pipeline.next_frame() if takes else pipeline.first_ended())
-        except asyncio.CancelledError:
-            raise  # the reader was cancelled, which does not end the stream
-        except BaseException:
-            await self.aclose()
-            raise
-        if frame is None and takes:
-            await self.aclose()
-        return frame
-
-    async def _collect(self) -> list[T_co]:
-        """Return the results that were not read yet. The reader is woken only for errors and at the end."""
-        results: list[T_co] = []
-        window = self._start().window
-        window.collected = results
-        try:
-            async for result in self:
-                results.append(result)  # noqa: PERF401 - the window appends to the same list in between
-        finally:
-            window.collected = None  # breaks a cycle through the results
-        return results
+            assert self._begin is not None
+            self._work = self._begin()
+            self._begin = None  # it refers to the source
+        return self._work
 
     def __del__(self) -> None:
-        pipeline = getattr(self, "_pipeline", None)
-        if pipeline is not None and not self._closed and not pipeline.loop.is_closed():
+        work = getattr(self, "_work", None)
+        if work is not None and not self._closed and not work.loop.is_closed():
             # The garbage collector may run in any thread, so the loop has to be told in a thread-safe way.
-            pipeline.loop.call_soon_threadsafe(pipeline.abort)
-
-
-def _statistics_of(pipeline: Pipeline) -> StreamStatistics:
-    window = pipeline.window
-    waiting, key = pipeline.waiting_for_keys()
-    return StreamStatistics(
-        window.submitted,
-        window.completed,
-        window.failed,
-        pipeline.skipped,
-        window.position - pipeline.skipped,
-        window.in_flight,
-        tuple(actor.statistics() for actor in pipeline.actors()),
-        pipeline.uptime.seconds,
-        pipeline.actors_uptime.seconds,
-        window.expired,
-        waiting_for_keys=waiting,
-        busiest_key=key,
-    )
+            work.loop.call_soon_threadsafe(work.abort)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
 from .._errors import DeploymentFailed, OptionsError
@@ -16,7 +17,7 @@ from ..telemetry.tables import UNKNOWN, Rendered, Table, count, of
 from .admission import fair_shares
 from .call import RunningCall
 from .call_scopes import OwnScope
-from .call_stream import CallsStream, Stream
+from .call_stream import Stream, is_shown
 from .checkpoint import Checkpoint, Checkpointer
 from .events import Event, EventBuffer, Value
 from .graph import (
@@ -33,7 +34,7 @@ from .graph import (
 )
 from .one_call_stream import EventStream, OfCall, OfCalls, StreamingCall, check_events, stream_of
 from .options import DEFAULT_WORKERS, CallOptions, ExecutionOptions, OnFinished, checked, chosen, of_engine, resolve
-from .pipeline import is_shown
+from .pipeline import CallsStream, own_pipeline
 from .program import Plan, Wired
 from .scope import Runtime, Scope, running_loop, started
 
@@ -282,7 +283,7 @@ class Engine:
             )
         refuse_key(asked, "engine.stream")
         merged = resolve("stream", options, self._options)
-        return CallsStream(runtime, calls, merged, shows_progress=shows_progress)
+        return CallsStream(calls, merged, partial(own_pipeline, runtime), shows_progress=shows_progress)
 
     @overload
     def deploy(

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, Generic, Self, TypeVar, cast
 
 from .._errors import EngineClosedError, Interrupted, NodeCancelledError, OptionsError, PlanError, with_cause
@@ -16,12 +15,10 @@ from ..actors.stream_buffer import DEFAULT_CAPACITY, BarrierBuffer, Reader, Stre
 from ..actors.tasks import start_task, uninterrupted, until
 from .call import RunningCall
 from .call_scopes import CallScope
-from .call_stream import Stream
+from .call_stream import OpenStream, OwnStream, Stream, T_co, length_of
 from .events import Event, EventBuffer, Value
 from .graph import Call
-from .nesting import refuse_to_close_from_inside
 from .options import CallOptions, ExecutionOptions, OnFinished
-from .pipeline import Progress, ReaderWait, length_of, opened_at, progress_of
 from .program import Wired
 from .scope import Scope
 from .statistics import StreamStatistics, Uptime
@@ -41,20 +38,13 @@ class OfCall(OfCalls, total=False):
     on_finished: OnFinished
 
 
-class StreamingCall(Listener):
+class StreamingCall(OpenStream, Listener):
     """A call that gives a stream: of values, of events, or of both. This object listens to the frame of the call.
 
-    This object does not refer to the `Stream`. So a `Stream` that the reader drops is collected, and ends the call.
-
     Attributes:
-        loop: the event loop of the call.
         events: the events of the call; None if they are not read.
         reader: the reader of the stream; None until the stream is opened.
         saving: the snapshots of the call; None if the call is not saved.
-        uptime: how long the stream has been open.
-        reader_wait: how long the reader has waited for values.
-        at: "file:line" that opened the stream; empty if no profile was taken then.
-        progress: the progress bar; None without one.
         has_expired: whether the call has ended with `DeadlineExceeded`.
         interruption: the error of a call that has ended because a node asked a question.
     """
@@ -70,7 +60,7 @@ class StreamingCall(Listener):
     def __init__(
         self, where: CallScope, call: Call[Any], options: ExecutionOptions, events: EventBuffer | None = None
     ) -> None:
-        self.loop = asyncio.get_running_loop()
+        super().__init__(asyncio.get_running_loop())
         self._kept = where.kept(call, options)
         self.events = events
         self.reader: Reader[Any] | None = None
@@ -90,10 +80,6 @@ class StreamingCall(Listener):
                 self.saving.events = events
         if options.collect_metrics:  # admission counts the calls in flight of a deployment
             frame.count(where.runtime.counted_runs if where.service is None else None)
-        self.uptime = Uptime()
-        self.reader_wait = ReaderWait()
-        self.at = opened_at()
-        self.progress: Progress | None = None
         # Noted when the call ends: its frame forgets the error once the reader has it.
         self.has_expired = False
         self.interruption: Interrupted | None = None
@@ -117,9 +103,9 @@ class StreamingCall(Listener):
             self._launch(*begins)
 
     @property
-    def reader_wait_seconds(self) -> float:
-        """How long the reader has waited for values since this was first read, in seconds."""
-        return self.reader_wait.seconds
+    def listener(self) -> Listener:
+        """This object."""
+        return self
 
     @property
     def name(self) -> str:
@@ -149,6 +135,21 @@ class StreamingCall(Listener):
     def actors_uptime(self) -> Uptime | None:
         """The time that the counters of the actors cover; None before there are any actors."""
         return None if self._scope is None else self._scope.uptime
+
+    def statistics(self) -> StreamStatistics:
+        """Return a snapshot of the counters."""
+        buffers: list[StreamBuffer[Any]] = [] if self.reader is None else [self.reader.buffer]
+        buffers += [] if self.events is None else [self.events]
+        position, held = sum(one.position for one in buffers), sum(len(one.held) for one in buffers)
+        given = position + held
+        actors = tuple(actor.statistics() for actor in self.actors())
+        counting = self.actors_uptime
+        return StreamStatistics(
+            given, given, int(self.has_failed), 0, position, held, actors,
+            self.uptime.seconds, None if counting is None else counting.seconds, int(self.has_expired),
+            int(self.interruption is not None),
+            *((0, 0, 0, 0) if self.saving is None else (*self.saving.costs[:3], self.saving.costs.most_values)),
+        )  # fmt: skip
 
     def actors(self) -> list[NodeActor]:
         """Return the actors that the call goes through."""
@@ -227,16 +228,9 @@ class StreamingCall(Listener):
         else:
             self._frame.fail(error)
 
-    async def aclose(self) -> None:
-        """End the call: cancel its handlers, and wait until none of its tasks is left."""
-        refuse_to_close_from_inside(self)
-        self.abort()
+    async def gone(self) -> None:
+        """Wait until the call has ended, and none of its tasks is left."""
         await until(self._over.is_set, self._over.wait)
-
-    async def end(self) -> None:
-        """End the stream: its Engine is closed. The next read raises an error that says so."""
-        self.abort(EngineClosedError("the Engine was closed while this stream was open"))
-        await self.aclose()
 
     @property
     def service(self) -> AnyDeployment | None:
@@ -322,7 +316,6 @@ class StreamingCall(Listener):
 
     async def _ended(self) -> None:
         """Leave the scope, and show the last numbers of the progress bar."""
-        progress, self.progress = self.progress, None
         try:
             await self._where.call_ended()
         finally:
@@ -330,8 +323,7 @@ class StreamingCall(Listener):
                 if self._frame.state == "done" and self.reader is None:
                     self._kept.result = self._frame.result
                 await self._kept.end(self._outcome_error())
-            if progress is not None:
-                await progress.aclose()
+            await self.progress_ended()
 
     def _outcome_error(self) -> BaseException | None:
         """Return why the call has no result; None if its stream was read to the end."""
@@ -355,25 +347,10 @@ class StreamingCall(Listener):
             self.events.values_opened(reader.buffer)
 
 
-T_co = TypeVar("T_co", covariant=True)
+class ValuesStream(OwnStream[StreamingCall, T_co]):
+    """The values of one call, as an async iterator."""
 
-
-class ValuesStream(Stream[T_co]):
-    """The values of one call, as an async iterator.
-
-    Args:
-        start: starts the call.
-        shows_progress: whether a bar shows how many values there were.
-    """
-
-    def __init__(self, start: Callable[[], StreamingCall], *, shows_progress: bool = False) -> None:
-        self._shows_progress = shows_progress
-        # Not a bound method of this object: the cycle would keep a dropped stream alive until the garbage collector
-        # runs.
-        self._start_call = start
-        self._call: StreamingCall | None = None
-        self._buffer: StreamBuffer[Any] | None = None
-        self._closed = False
+    _buffer: StreamBuffer[Any] | None = None
 
     async def __anext__(self) -> T_co:
         """Return the next value.
@@ -387,13 +364,13 @@ class ValuesStream(Stream[T_co]):
             and not buffer.ended
             and buffer.waiter is None
             and not self._closed
-            and self._call is not None
+            and self._work is not None
         ):
             # `StreamBuffer.wait`, in a block of `ReaderWait`, written out: each value of a slow stream comes here, and
             # a further coroutine or context manager would cost a tenth of the whole time of a value.
-            wait = self._call.reader_wait
+            wait = self._work.reader_wait
             wait.begin()
-            waiter = buffer.waiter = self._call.loop.create_future()
+            waiter = buffer.waiter = self._work.loop.create_future()
             try:
                 await waiter
             except asyncio.CancelledError as error:
@@ -419,14 +396,6 @@ class ValuesStream(Stream[T_co]):
         if not buffer.held and buffer.error is not None:
             await self._next(buffer)  # raises it
 
-    async def aclose(self) -> None:
-        """End the stream: cancel the call, and wait until none of its tasks is left. Idempotent."""
-        if self._call is not None:
-            refuse_to_close_from_inside(self._call)
-        self._closed = True
-        if self._call is not None:
-            await self._call.aclose()
-
     @property
     def position(self) -> int:
         """How many values the reader has taken."""
@@ -437,22 +406,8 @@ class ValuesStream(Stream[T_co]):
         """How many values can be read without waiting."""
         return 0 if self._buffer is None else len(self._buffer.held)
 
-    def statistics(self) -> StreamStatistics:
-        """Return a snapshot of the counters."""
-        return StreamStatistics(0, 0, 0, 0, 0, 0, ()) if self._call is None else _statistics_of(self._call)
-
-    def _start(self) -> StreamingCall:
-        if self._call is None:
-            if self._closed:
-                raise EngineClosedError("this stream was closed; a stream is read once: make a new one")
-            call = self._call = self._start_call()
-            if self._shows_progress and not call.is_over:
-                total, look = _progress_of(call)
-                call.progress = progress_of(call.loop, lambda: call.name, total, look)
-        return self._call
-
     async def _open(self) -> StreamBuffer[Any]:
-        if self._closed and self._call is not None:
+        if self._closed and self._work is not None:
             raise StopAsyncIteration
         call = self._start()
         try:
@@ -485,12 +440,6 @@ class ValuesStream(Stream[T_co]):
         with call.reader_wait:
             await call.ended()
         raise StopAsyncIteration
-
-    def __del__(self) -> None:
-        call = getattr(self, "_call", None)
-        if call is not None and not self._closed and not call.is_over and not call.loop.is_closed():
-            # The garbage collector may run in any thread, so the loop has to be told in a thread-safe way.
-            call.loop.call_soon_threadsafe(call.abort)
 
 
 class SavedStream(ValuesStream[T_co]):
@@ -568,15 +517,8 @@ class EventStream(ValuesStream[Event[E]], Generic[E, R]):
     """
 
     # Further arguments: the buffer of the events, and the name of the graph if it gives a stream.
-    def __init__(
-        self,
-        start: Callable[[], StreamingCall],
-        events: EventBuffer,
-        gives_stream: str | None,
-        *,
-        shows_progress: bool = False,
-    ) -> None:
-        super().__init__(start, shows_progress=shows_progress)
+    def __init__(self, begin: Callable[[], StreamingCall], events: EventBuffer, gives_stream: str | None) -> None:
+        super().__init__(begin)
         self._events = events
         self._gives_stream = gives_stream
 
@@ -594,7 +536,7 @@ class EventStream(ValuesStream[Event[E]], Generic[E, R]):
         events = self._events
         if events.held and events.values is None and not self._closed:
             return events.take()
-        call = self._call or self._start()
+        call = self._work or self._start()
         while not (self._closed or events.abandoned):
             held, values = events.held, events.values
             if held and (values is None or not values.held or held[0]._after <= values.position):
@@ -733,13 +675,18 @@ def stream_of(
         shows_progress: whether a bar shows the progress.
         is_saved: whether the call is saved.
     """
-    if events is None:
-        of_values = SavedStream[Any] if is_saved else ValuesStream[Any]
-        return of_values(partial(start, None), shows_progress=shows_progress)
-    buffer = EventBuffer(events, DEFAULT_CAPACITY if capacity is None else capacity)
+    buffer = None if events is None else EventBuffer(events, DEFAULT_CAPACITY if capacity is None else capacity)
+
+    def begin() -> StreamingCall:
+        begun = start(buffer)
+        if shows_progress and not begun.is_over:
+            begun.show_progress(*_progress_of(begun))
+        return begun
+
+    if buffer is None:
+        return SavedStream[Any](begin) if is_saved else ValuesStream[Any](begin)
     name = call.graph.name if call.graph._present_trace().gives_stream else None
-    kind = SavedEvents[Any, Any] if is_saved else EventStream[Any, Any]
-    return kind(partial(start, buffer), buffer, name, shows_progress=shows_progress)
+    return (SavedEvents[Any, Any] if is_saved else EventStream[Any, Any])(begin, buffer, name)
 
 
 def check_events(events: object, capacity: object, *, is_one_call: bool) -> None:
@@ -776,7 +723,7 @@ def _progress_of(call: StreamingCall) -> tuple[int | None, Callable[[], StreamSt
     buffers: list[StreamBuffer[Any]] = []
 
     def look() -> StreamStatistics:
-        now = _statistics_of(call)
+        now = call.statistics()
         if total is None:
             return now
         if not buffers:
@@ -786,18 +733,3 @@ def _progress_of(call: StreamingCall) -> tuple[int | None, Callable[[], StreamSt
         return replace(now, completed=max(0, read - now.failed))
 
     return total, look
-
-
-def _statistics_of(call: StreamingCall) -> StreamStatistics:
-    buffers: list[StreamBuffer[Any]] = [] if call.reader is None else [call.reader.buffer]
-    buffers += [] if call.events is None else [call.events]
-    position, held = sum(one.position for one in buffers), sum(len(one.held) for one in buffers)
-    given = position + held
-    actors = tuple(actor.statistics() for actor in call.actors())
-    counting = call.actors_uptime
-    return StreamStatistics(
-        given, given, int(call.has_failed), 0, position, held, actors,
-        call.uptime.seconds, None if counting is None else counting.seconds, int(call.has_expired),
-        int(call.interruption is not None),
-        *((0, 0, 0, 0) if call.saving is None else (*call.saving.costs[:3], call.saving.costs.most_values)),
-    )  # fmt: skip

@@ -1,15 +1,11 @@
-"""Pipeline: a running stream of calls, with its source, its window and its workers; and its progress bar."""
+"""Streams of calls: `CallsStream`, and `Pipeline`, a stream of calls with its source, its window and its workers."""
 
 import asyncio
-import importlib
-import operator
-import sys
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Hashable, Iterable, Iterator
 from contextvars import Context, copy_context
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry.trace import Span
 
@@ -17,33 +13,34 @@ from .._errors import (
     DeadlineExceeded,
     DeploymentFailed,
     EngineClosedError,
-    MissingExtraError,
     NodeCancelledError,
     NotFinished,
     add_note,
     with_cause,
 )
-from ..actors.accepted import SWITCH, check, refuse_awaitable
+from ..actors.accepted import TIMEOUT, check, refuse_awaitable
 from ..actors.current import calling_actor, enclosing_frame
-from ..actors.execution import Outcome, OutsideCall, outcome_of
-from ..actors.frame import Frame
+from ..actors.execution import Outcome, outcome_of
+from ..actors.frame import Frame, Listener
 from ..actors.node_actor import NodeActor
 from ..actors.stream_buffer import plain_error
 from ..actors.tasks import Condition, start_task, uninterrupted
 from ..actors.worker import WorkerGroup
 from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
-from ..telemetry.profiling import collectors
 from .admission import Admission, FairAdmission, Share, forget
-from .call import RunningCall
-from .graph import Call
+from .call import KeyedCall, KeyLine, RunningCall, Waiting
+from .call_stream import OpenStream, OwnStream, T_co, length_of
+from .control import Outcome as ItemOutcome
+from .control import Tag_co
+from .graph import Call, Graph, as_call, one_value
 from .nesting import refuse_to_close_from_inside
+from .node import Node
 from .options import ExecutionOptions
 from .program import Program, Wired
-from .scope import Scope
+from .scope import Runtime, Scope
 from .source import Calls, Prepare, PulledSource, ReorderWindow, checked_call, enter, feed
 from .statistics import StreamStatistics, Uptime
-from .tracing.ref import call_location
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import WindowLook
@@ -52,167 +49,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ReaderWait:
-    """A stopwatch that runs while the reader of a stream waits: a context manager around each wait.
-
-    The stopwatch measures nothing before `seconds` is read for the first time: two readings of the clock cost as much
-    as a hop between two nodes.
-
-    A second reader, which is refused, may come while the first reader waits; the watch runs until both have left.
-
-    If the reader is cancelled while it waits, a new `CancelledError` is raised, with the arrived error as its context.
-    The reason: the traceback of an error refers to the stack frames that it passes, and so to the stream. The task
-    groups of anyio, which servers cancel when a client leaves, keep the innermost `CancelledError` in a cycle with
-    their own frame. With the new error, the innermost error has passed no frame outside of the engine. So a stream is
-    closed as soon as its reader drops it, before the garbage collector runs.
-    """
-
-    __slots__ = ("_before", "_is_timed", "_readers", "_since")
-
-    def __init__(self) -> None:
-        self._before = 0.0
-        self._is_timed = False
-        self._readers = 0
-        self._since: float | None = None
-
-    def begin(self) -> None:
-        """Note that a reader begins to wait."""
-        if self._is_timed and not self._readers:
-            self._since = perf_counter()
-        self._readers += 1
-
-    def end(self) -> None:
-        """Note that a reader no longer waits."""
-        if self._is_timed and self._readers == 1:
-            self._before, self._since = self.seconds, None
-        self._readers -= 1
-
-    def __enter__(self) -> None:
-        self.begin()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self.end()
-        if isinstance(error, asyncio.CancelledError):
-            raise asyncio.CancelledError(*error.args)
-
-    @property
-    def seconds(self) -> float:
-        """How long readers waited since the first reading of this property, in seconds, with the present wait."""
-        if not self._is_timed:
-            if self._readers:
-                self._since = perf_counter()
-            self._is_timed = True
-        since = self._since
-        # Profiles read this property in other threads: the reader may have stopped waiting since the lines above.
-        return self._before if since is None or not self._readers else self._before + perf_counter() - since
-
-
-def opened_at() -> str:
-    """Return the "file:line" that opens a stream while a profile is taken; otherwise an empty text, to save time."""
-    return call_location() if collectors.running else ""
-
-
-def is_shown(wanted: bool) -> bool:
-    """Whether a progress bar is wanted and can be shown, because standard error is a terminal.
-
-    Raises:
-        OptionsError: `progress=` is neither True nor False.
-        MissingExtraError: a bar can be shown, but rich is not installed.
-    """
-    check("progress", wanted, SWITCH)
-    if not wanted or sys.stderr is None or not sys.stderr.isatty():
-        return False
-    try:
-        importlib.import_module("..studio.progress", __package__)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "rich":
-            raise
-        raise MissingExtraError(
-            'progress=True needs rich to show something on a terminal: pip install "penstock[rich]"', name=error.name
-        ) from error
-    return True
-
-
-def length_of(calls: object) -> int | None:
-    """Return the number of calls; None if it is unknown, as for a generator."""
-    length = -1
-    with suppress(Exception):  # user code; a bar without a total is better than no stream
-        length = operator.length_hint(calls, -1)
-    return None if length < 0 else length
-
-
-class Progress(Protocol):
-    """The progress bar of a stream that has begun."""
-
-    def end(self) -> None:
-        """Show the present numbers as the last numbers, before the end of the stream changes the counters."""
-        ...
-
-    async def aclose(self) -> None:
-        """End the bar, and wait until the last numbers are on the terminal, even if the caller is cancelled."""
-        ...
-
-
-def progress_of(
-    loop: asyncio.AbstractEventLoop,
-    name: Callable[[], str],
-    total: int | None,
-    statistics: "Callable[[], StreamStatistics]",
-) -> Progress:
-    """Show a progress bar; see `StreamProgress`."""
-    from ..studio.progress import StreamProgress
-
-    return StreamProgress(loop, name, total, statistics)
-
-
-class KeyLine:
-    """The calls of one key, in a stream with `order_by=`: one call has begun, and later calls wait for its end.
-
-    Attributes:
-        key: the key.
-        has_begun: whether a call of the key has begun.
-        waiting: the calls that wait, in order, each with the start time of its wait, by `perf_counter`.
-    """
-
-    __slots__ = ("has_begun", "key", "waiting")
-
-    def __init__(self, key: Hashable) -> None:
-        self.key = key
-        self.has_begun = False
-        self.waiting: deque[tuple[float, _Waiting]] = deque()
-
-
-class _KeyedCall(RunningCall):
-    """An item of a stream with `order_by=`, which frees its key when its last handler has returned."""
-
-    line: KeyLine | None = None  # the line of its key, from its turn to its end
-    on_key_free: Callable[[KeyLine], None]
-    _outside = 0  # how many threads its handlers have left running
-
-    def outlived_by(self, call: OutsideCall) -> None:
-        """Wait for a thread that goes on although its attempt has ended."""
-        self._outside += 1
-        call.then(self._outside_ended)
-
-    def _outside_ended(self) -> None:
-        self._outside -= 1
-        if self.closed and not self.workers:
-            self.ended()
-
-    def ended(self) -> None:
-        """Leave the scope, and free the key."""
-        super().ended()
-        line = self.line
-        if line is not None and not self._outside:
-            self.line = None
-            self.on_key_free(line)
-
-
-class Pipeline:
+class Pipeline(OpenStream):
     """Takes calls from a source through the actors of a scope.
-
-    The pipeline does not refer to the `Stream` object. So Python collects that object when the reader drops it, which
-    ends the pipeline.
 
     Args:
         scope: the scope with the actors for the items.
@@ -225,14 +63,11 @@ class Pipeline:
 
     Attributes:
         window: the window, with the items in flight.
-        uptime: how long the stream has been open.
         skipped: how many items were skipped.
-        at: the "file:line" that opened the stream; empty if no profile was taken then.
         tags: the tags that `tagged` has given to the items, by index, until their outcomes are read.
         keys: with `order_by=`, the keys of the calls that have begun, with the calls that wait for the same key.
         on_item_settled: called with each item whose last handler has ended; may be None.
         on_closed: called with the pipeline when it has ended; may be None.
-        progress: the progress bar; None without one.
     """
 
     def __init__(
@@ -246,16 +81,13 @@ class Pipeline:
         admission: Admission | None = None,
         context: Context | None = None,
     ) -> None:
-        self.loop = scope.loop
+        super().__init__(scope.loop)
         self._scope = scope
         if owns_scope:
             scope.on_failed = self._failed
         self._options = options
         self._prepare_graph = prepare
         self._graph_name = ""
-        self.uptime = Uptime()
-        self._reader_wait = ReaderWait()
-        self.at = opened_at()
         self._owns_scope = owns_scope
         self._admission = admission
         self._fair = admission if isinstance(admission, FairAdmission) else None
@@ -268,7 +100,7 @@ class Pipeline:
         # The items that have stepped aside, in order, and the future that the first of them waits for. In a deployment
         # with `key=`, there is an entry for each account. Otherwise, the entry None has items whose key of the stream
         # became free.
-        self._lines: dict[Share | None, tuple[asyncio.Future[bool], deque[_Waiting]]] = {}
+        self._lines: dict[Share | None, tuple[asyncio.Future[bool], deque[Waiting]]] = {}
         self.tags: dict[int, Any] = {}
         self.keys: dict[Hashable, KeyLine] = {}
         self._changed = Condition()
@@ -284,7 +116,6 @@ class Pipeline:
         self._pulled: PulledSource | None = None
         self.on_item_settled: Callable[[Frame], None] | None = None
         self.on_closed: Callable[[Pipeline], None] | None = None
-        self.progress: Progress | None = None
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         if options.timeout_seconds is not None:
@@ -338,7 +169,7 @@ class Pipeline:
                 if self._source_error is not None:  # in its turn: all items before it have been taken
                     raise self._source_error
                 return None
-            with self._reader_wait:
+            with self.reader_wait:
                 await self.window.wait()
         return frame
 
@@ -348,9 +179,9 @@ class Pipeline:
         return self._graph_name or "a stream"
 
     @property
-    def reader_wait_seconds(self) -> float:
-        """How long the reader has waited for items since the first reading of this property, in seconds."""
-        return self._reader_wait.seconds
+    def listener(self) -> Listener:
+        """The window, which listens to the frames of the items."""
+        return self.window
 
     def look(self) -> "WindowLook":
         """Return the state of the items in flight, for a profile."""
@@ -401,6 +232,25 @@ class Pipeline:
             of = names.GRAPH, self._graph_name
             yield series(names.METRIC_STREAM_IN_FLIGHT, of), self.window.in_flight, None
             yield series(names.METRIC_STREAM_MAX_IN_FLIGHT, of), self.window.size, None
+
+    def statistics(self) -> StreamStatistics:
+        """Return a snapshot of the counters."""
+        window = self.window
+        waiting, key = self.waiting_for_keys()
+        return StreamStatistics(
+            window.submitted,
+            window.completed,
+            window.failed,
+            self.skipped,
+            window.position - self.skipped,
+            window.in_flight,
+            tuple(actor.statistics() for actor in self.actors()),
+            self.uptime.seconds,
+            self.actors_uptime.seconds,
+            window.expired,
+            waiting_for_keys=waiting,
+            busiest_key=key,
+        )
 
     def actors(self) -> list[NodeActor]:
         """Return the actors that the items go through."""
@@ -501,17 +351,10 @@ class Pipeline:
         for line in self.keys.values():
             line.waiting.clear()
 
-    async def aclose(self) -> None:
-        """End the stream: cancel its items, close the source, leave stateful nodes; wait until all have ended."""
-        refuse_to_close_from_inside(self.window)
-        self.abort()
+    async def gone(self) -> None:
+        """Wait until the source is closed, the stateful nodes are left, and all items have ended."""
         assert self._closing is not None
         await uninterrupted(self._closing)
-
-    async def end(self) -> None:
-        """End the stream because its Engine is closed; the next read raises an error that says so."""
-        self.abort(EngineClosedError("the Engine was closed while this stream was open"))
-        await self.aclose()
 
     async def _feed(self, calls: Calls) -> None:
         """Take calls from the source until it ends; runs in the task of the source."""
@@ -625,7 +468,7 @@ class Pipeline:
             line = self.keys[key] = KeyLine(key)
         return line
 
-    def _launch(self, waiting: "_Waiting", share: Share | None) -> None:
+    def _launch(self, waiting: "Waiting", share: Share | None) -> None:
         """Begin an item that has a place, and whose key is free."""
         item, call, wired = waiting
         item.key = None if share is None else share.key
@@ -660,7 +503,7 @@ class Pipeline:
         else:
             self._step_aside(self._admission, share, waiting)
 
-    def _step_aside(self, admission: Admission, share: Share | None, waiting: "_Waiting") -> None:
+    def _step_aside(self, admission: Admission, share: Share | None, waiting: "Waiting") -> None:
         """Have an item wait for a place, behind the items of the stream that wait for the same account."""
         waiting[0].key = None if share is None else share.key
         if share in self._lines:
@@ -668,7 +511,7 @@ class Pipeline:
         else:
             self._stand_in_line(admission, share, deque((waiting,)))
 
-    def _stand_in_line(self, admission: Admission, share: Share | None, line: "deque[_Waiting]") -> None:
+    def _stand_in_line(self, admission: Admission, share: Share | None, line: "deque[Waiting]") -> None:
         """Have the first of these items wait for a place, without a task.
 
         Only the first item waits at the admission, so that other callers of the key do not wait for a whole window.
@@ -689,18 +532,18 @@ class Pipeline:
 
     def _has_turn(self, item: RunningCall, line: KeyLine | None) -> None:
         """Have an item free its key when the item has ended; `line` is None for an item without a key."""
-        if line is not None and isinstance(item, _KeyedCall):
+        if line is not None and isinstance(item, KeyedCall):
             item.line, item.on_key_free = line, self._key_free
             line.has_begun = True
 
-    def _waiting_item(self, call: Call[Any], wired: Wired, index: int, line: KeyLine | None = None) -> "_Waiting":
+    def _waiting_item(self, call: Call[Any], wired: Wired, index: int, line: KeyLine | None = None) -> "Waiting":
         item = self._new_item(call, index, line)
         item.wait(wired, index)
         return item, call, wired
 
     def _new_item(self, call: Call[Any], index: int, line: KeyLine | None) -> RunningCall:
         """Return an item with workers of its own, which counts in the window from now on."""
-        item = (RunningCall if self._options.order_by is None else _KeyedCall)(
+        item = (RunningCall if self._options.order_by is None else KeyedCall)(
             self.loop, call.graph.name, self._options, call._trace_headers, context=self._context, item=index,
             stream=self._span,
         )  # fmt: skip
@@ -758,10 +601,8 @@ class Pipeline:
             if self._owns_scope:
                 await self._scope.close()
         finally:
-            progress, self.progress = self.progress, None
             try:
-                if progress is not None:
-                    await progress.aclose()
+                await self.progress_ended()
             finally:
                 self._closed()
 
@@ -783,10 +624,6 @@ class Pipeline:
             self.on_closed(self)
 
 
-# An item that waits for a place of its key, its call, and the actors of its graph.
-_Waiting: TypeAlias = tuple[RunningCall, Call[Any], Wired]
-
-
 def _asked(ask: Callable[..., T], *args: Any) -> T | Exception:
     """Return the result of a function of the user's, or its error, which fails one item."""
     try:
@@ -801,3 +638,135 @@ def _closed_error() -> EngineClosedError:
 
 def _cut_short() -> EngineClosedError:
     return EngineClosedError("the deployment was drained, so this stream takes no more calls from its source")
+
+
+class CallsStream(OwnStream[Pipeline, T_co, Tag_co]):
+    """The results of many calls."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        options: ExecutionOptions,
+        make_pipeline: Callable[[Calls, ExecutionOptions], Pipeline],
+        *,
+        shows_progress: bool = False,
+    ) -> None:
+        if not hasattr(calls, "__iter__") and not hasattr(calls, "__aiter__"):
+            if isinstance(calls, Graph | Node | Coroutine):
+                as_call(calls, "engine.stream")  # raises an error with the remedy
+            raise TypeError(
+                f"engine.stream takes an iterable of calls, such as (search(u) for u in urls), got {calls!r}"
+            )
+        self._options = options
+
+        def begin() -> Pipeline:
+            total = length_of(calls) if shows_progress else None
+            pipeline = make_pipeline(calls, options)
+            if shows_progress:
+                pipeline.show_progress(total)
+            if isinstance(calls, (list, tuple, range)):
+                pipeline.tell_progress(len(calls))
+            return pipeline
+
+        super().__init__(begin)
+
+    async def __anext__(self) -> T_co:
+        """Return the next result.
+
+        Raises:
+            Exception: the error of this item, with on_error="raise"; the stream is closed then.
+        """
+        window = (self._work or self._start()).window
+        while not self._closed:
+            frame = window.take() or await self._next()
+            if frame is None:
+                break
+            if frame.state == "done":
+                result: T_co = frame.result
+                return result
+            pipeline = self._start()
+            if self._options.on_error == "raise" or not isinstance(frame.error, Exception):
+                pipeline.raised(frame.error)
+                try:
+                    frame.outcome()
+                finally:
+                    await self.aclose()
+            pipeline.skip(frame)
+        raise StopAsyncIteration
+
+    async def outcomes(self) -> AsyncIterator[ItemOutcome[T_co, Tag_co]]:
+        """Iterate over one `Outcome` for each item. The error of an item is in its outcome, and is not raised."""
+        pipeline = self._start()
+        while not self._closed and (frame := pipeline.window.take() or await self._next()) is not None:
+            error = frame.error
+            # KeyboardInterrupt or SystemExit, not the error of an item
+            if error is not None and not isinstance(error, Exception):
+                await self.aclose()
+                frame.outcome()
+            else:
+                outcome: ItemOutcome[T_co, Tag_co] = ItemOutcome(frame.item, frame.result, error)
+                if pipeline.tags:
+                    outcome.__dict__["_tag"] = pipeline.tags.pop(frame.item, None)
+                yield outcome
+
+    async def wait_started(self) -> None:
+        """Wait for the first item without taking it out; for a server, before it sends its headers.
+
+        Raises:
+            Exception: the error of the first item, or the error that ended the stream before it.
+        """
+        frame = await self._next(takes=False)
+        if frame is not None and frame.state != "done" and self._options.on_error == "raise":
+            await self.aclose()
+            frame.outcome()
+
+    async def drain(self, timeout_seconds: float | None = None) -> int:
+        """Take no more calls from the source, and wait until the calls in flight have ended; see `Stream`."""
+        check("timeout_seconds", timeout_seconds, TIMEOUT, "drain(")
+        return 0 if self._closed else await self._start().drain(timeout_seconds)
+
+    @property
+    def position(self) -> int:
+        """How many items the reader has taken, with skipped items.
+
+        With `ordered=True` this is the index of the next item: the place in the input to go on from after a restart.
+        With `ordered=False` it is only a count: `outcomes()` says which items they were.
+        """
+        return 0 if self._work is None else self._work.window.position
+
+    async def _next(self, *, takes: bool = True) -> Frame | None:
+        """Wait for the next item that has ended, and take it if `takes`; None at the end of the stream."""
+        pipeline = self._start()
+        if pipeline.window.has_reader:
+            raise RuntimeError("this stream is being read by another task; a stream has one reader")
+        try:
+            frame = await (pipeline.next_frame() if takes else pipeline.first_ended())
+        except asyncio.CancelledError:
+            raise  # the reader was cancelled, which does not end the stream
+        except BaseException:
+            await self.aclose()
+            raise
+        if frame is None and takes:
+            await self.aclose()
+        return frame
+
+    async def _collect(self) -> list[T_co]:
+        """Return the results that were not read yet. The reader is woken only for errors and at the end."""
+        results: list[T_co] = []
+        window = self._start().window
+        window.collected = results
+        try:
+            async for result in self:
+                results.append(result)  # noqa: PERF401 - the window appends to the same list in between
+        finally:
+            window.collected = None  # breaks a cycle through the results
+        return results
+
+
+def own_pipeline(runtime: Runtime, calls: Calls, options: ExecutionOptions) -> Pipeline:
+    """Begin a stream of calls in a scope of its own."""
+    runtime.check_loop()
+    scope = Scope(runtime, options, "actors" if options.scheduler == "auto" else options.scheduler)
+    return Pipeline(
+        scope, calls, options, prepare=lambda graph: scope.prepare(one_value(graph, options)), owns_scope=True
+    )

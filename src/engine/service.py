@@ -27,7 +27,7 @@ from ..telemetry.counters import ActorStatistics, share
 from ..telemetry.tables import Rendered, Table, count, of, rate, to_html, to_text
 from .admission import AdmissionStatistics, FairShares, keys_less
 from .call_scopes import DeploymentScope
-from .call_stream import CallsStream, Stream
+from .call_stream import Stream, is_shown
 from .deployment import Deployment, ServiceCall, ServiceState
 from .detached import KEPT, DetachedStream, EventLog, Missed
 from .drawing import Drawing
@@ -37,7 +37,7 @@ from .node import Node
 from .one_call_stream import EventStream, OfCall, OfCalls, StreamingCall, check_events, stream_of
 from .options import CallOptions, ExecutionOptions, OnFinished, resolve, scoped
 from .picture import drawing_of, shown
-from .pipeline import Pipeline, is_shown
+from .pipeline import CallsStream, Pipeline
 from .program import Plan, Wired
 from .reloading import reload
 from .scope import Runtime
@@ -524,7 +524,7 @@ class Service(Generic[P, R]):
         if detached:
             raise OptionsError("detached=True is for one call with durable_key=, not for many: use service.run")
         merged = resolve("service.stream", options, self._inherited())
-        return CallsStream(self._runtime, calls, merged, self._pipeline, shows_progress=shows_progress)
+        return CallsStream(calls, merged, self._pipeline, shows_progress=shows_progress)
 
     async def map(
         self, calls: Iterable[Call[T]], /, *, progress: bool = False, **options: Unpack[CallOptions]

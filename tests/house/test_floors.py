@@ -18,9 +18,9 @@ SHOWN = [
     ("devices/__init__.py", "advice.device_benchmark"),
     ("devices/__init__.py", "advice.fitting"),
     ("devices/__init__.py", "advice.platform_status"),
+    ("engine/call_stream.py", "studio.progress"),  # twice: to check for rich, and to show a bar
+    ("engine/call_stream.py", "studio.progress"),
     ("engine/picture.py", "studio.drawing"),
-    ("engine/pipeline.py", "studio.progress"),  # twice: to check for rich, and to show a bar
-    ("engine/pipeline.py", "studio.progress"),
     ("telemetry/__init__.py", "studio.live.server"),
     ("telemetry/live/protocol.py", "studio.live.protocol"),  # a documented path; no file imports it
     ("telemetry/profiling/recording.py", "studio.page.page"),

@@ -16,7 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from penstock.engine.pipeline import length_of
+from penstock.engine.call_stream import length_of
 from penstock.studio.progress import Standing
 from tests.devices.processes import ROOT
 

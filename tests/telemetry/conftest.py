@@ -9,8 +9,8 @@ from tests.telemetry.virtual_time import VirtualTime
 
 CLOCKED = (
     "actors.channel", "actors.attempts", "actors.chains", "actors.execution",
-    "actors.executions", "actors.threads", "actors.worker", "engine.executions", "engine.pipeline",
-    "engine.statistics", "telemetry.profiling.durations", "telemetry.profiling.watching",
+    "actors.executions", "actors.threads", "actors.worker", "engine.call_stream", "engine.executions",
+    "engine.pipeline", "engine.statistics", "telemetry.profiling.durations", "telemetry.profiling.watching",
     "telemetry.profiling.recording", "telemetry.profiling.monitor", "engine.wiring",
 )  # fmt: skip
 

@@ -29,7 +29,8 @@ from tests.kit import virtual
 
 CLOCKED = (
     "actors.channel", "actors.attempts", "actors.chains", "actors.execution",
-    "actors.executions", "actors.worker", "engine.pipeline", "engine.statistics",
+    "actors.executions", "actors.worker", "engine.call_stream", "engine.pipeline",
+    "engine.statistics",
     "telemetry.profiling.durations", "telemetry.profiling.watching", "telemetry.profiling.recording",
 )  # fmt: skip
 
