@@ -211,13 +211,12 @@ class InOwnLoop(Bound):
 
     Args:
         host: the host that runs the loop.
-        instance: as for `Bound`.
     """
 
     __slots__ = ("_host",)
 
-    def __init__(self, host: LoopHost, instance: Child) -> None:
-        super().__init__(instance)
+    def __init__(self, host: LoopHost) -> None:
+        super().__init__(host)
         self._host = host
 
     @property

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
-from contextlib import AbstractContextManager, AsyncExitStack, aclosing, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -24,7 +24,6 @@ from .._errors import (
     ActorStopped,
     ChannelClosed,
     InboxClosed,
-    NodeCancelledError,
     PenstockError,
     with_cause,
 )
@@ -34,7 +33,8 @@ from . import current
 from .accepted import OptionRule, check
 from .own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work
 from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer
-from .tasks import Condition, no_item, start_task, until
+from .supervision import Child, RestartMode, Supervisor, SupervisorFlags
+from .tasks import Condition, ContextTask, no_item
 
 if TYPE_CHECKING:
     from .worker import Member
@@ -206,59 +206,55 @@ class GatedAttempt:
 SHUTDOWN_SECONDS = 5.0
 
 
-class LoopHost:
-    """Runs an actor that owns its loop: an async context manager.
+class LoopHost(Child):
+    """Runs an actor that owns its loop, as a child of a supervisor.
 
-    The actor has its own task, which enters the instance, runs the loop, and leaves the instance.
+    The actor has its own task, which enters the instance, runs the loop, and leaves the instance. If the loop ends
+    before its inbox was closed, that is a crash. Its inbox also takes work while no loop runs.
 
     Args:
         make: makes the instance whose loop runs.
         name: the name of the node, for errors.
+        restart: the restart mode.
+        supervisor: the supervisor.
         capacity: the most items that wait in the inbox.
         max_bytes: the most bytes of values that wait in the inbox, counted for values that know their size.
         shutdown_seconds: for how many seconds the loop may go on after its inbox was closed, before it is cancelled.
-        on_exit: called when the loop ends before its inbox was closed, which is a crash. The arguments are the host,
-            and the error or None if the loop returned. The function has to decide the fate of the items: with
-            `abandon`, or with `fail_taken` and `start`. Without `on_exit`, all items fail.
 
     Attributes:
+        gate: None, because the inbox holds work back during a restart.
         inbox: the work that waits for the loop.
         told: the figures that the instance has reported, by name.
     """
+
+    gate: RestartGate | None = None
 
     def __init__(
         self,
         make: "Callable[[], OwnsLoop]",
         name: str,
+        restart: RestartMode,
+        supervisor: Supervisor,
         *,
         capacity: int | None = None,
         max_bytes: int | None = None,
         shutdown_seconds: float | None = None,
-        on_exit: "Callable[[LoopHost, BaseException | None], None] | None" = None,
     ) -> None:
-        self.name = name
+        super().__init__(name, restart, supervisor)
         self.inbox: Mailbox[Any] = Mailbox(capacity or DEFAULT_CAPACITY, max_bytes=max_bytes)
         self.told: dict[str, float] = {}
         # further figures of its function, if the function runs elsewhere
         self.figures: Callable[[], Iterable[Figure]] = tuple
         self._make = make
         self._shutdown_seconds = SHUTDOWN_SECONDS if shutdown_seconds is None else shutdown_seconds
-        self._on_exit = on_exit
         self._unsettled: dict[AnyRequest[Any], None] = {}  # in the order in which the work came
-        self._task: asyncio.Task[None] | None = None
-        self._closing = False
-        self._halting = False
-        # Resolved when the loop has ended. Then the task leaves the instance, and is not cancelled meanwhile.
-        self._loop_over: asyncio.Future[None] | None = None
         self._why = "its scope ends"
         self._cause: BaseException | None = None
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the loop has ended and is not restarted, so that further attempts would fail."""
+        return self.inbox.channel.closed
 
     async def start(self) -> None:
         """Make an instance, enter it, and begin its loop. After an end of the loop, the new loop continues the inbox.
@@ -268,49 +264,22 @@ class LoopHost:
         """
         if fault_at_start is not None:
             await fault_at_start(self.name)
-        self.inbox.reopen()  # in case the actor was halted or abandoned before
-        loop = asyncio.get_running_loop()
-        entered: asyncio.Future[None] = loop.create_future()
-        self._loop_over = loop.create_future()
-        work = self._run(entered, self._loop_over)
-        self._task = task = start_task(loop, work, name=f"penstock-loop-{self.name}")
+        self.inbox.reopen()  # in case the loop was stopped or abandoned before
         try:
-            await asyncio.wait([task, entered], return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            entered.cancel()  # tells the task to leave again, since an `__aenter__` may swallow the cancellation
-            self._task = None
-            self._halting = True
-            try:
-                await self._end(task)
-            finally:
-                self._halting = False
-                if not task.cancelled() and (error := task.exception()) is not None:
-                    logs.warning("actor.not_released", node=self.name, error=repr(error))
+            await self._enter(ContextTask(self._entered(), f"penstock-loop-{self.name}", work=self._loop))
+        except BaseException as error:
+            # Another restart may cancel this start when the loop has just begun and has taken work already.
+            self._fail_taken(error)
             raise
-        if not entered.done():
-            self._task = None
-            if task.cancelled():
-                raise NodeCancelledError(f"the start of actor {self.name!r} was cancelled, but not by the engine")
-            task.result()  # raises the error of the start
 
-    async def halt(self) -> None:
-        """Cancel the loop, and leave the instance; the inbox keeps its work for the next `start`.
-
-        Raises:
-            Exception: the error that the loop, or the exit of the instance, raised meanwhile.
-        """
+    async def stop(self, cause: BaseException | None) -> None:
+        """Cancel the loop, and fail the work that it has taken; the inbox keeps the work that it has not taken."""
         self.inbox.suspend()  # tasks of the loop must take no more work before the cancellation reaches them
-        task = self._task
-        if task is None or task.done():
-            return
-        self._halting = True
+        self._fail_taken(cause)
         try:
-            await self._end(task)
-        finally:
-            self._halting = False
-            self._task = None
-        if not task.cancelled():
-            task.result()
+            await self._leave(cause)
+        finally:  # once more, because a task of the loop may have taken work in the meantime
+            self._fail_taken(cause)
 
     async def close(self) -> None:
         """Close the inbox, and wait until the loop has done the queued work and has ended.
@@ -321,26 +290,26 @@ class LoopHost:
         Raises:
             Exception: the error that the loop, or the exit of the instance, raised meanwhile.
         """
-        self._closing = True
+        self._is_up = False
         self.inbox.close()
-        task, loop_over = self._task, self._loop_over
-        if task is None or loop_over is None:
+        context_task = self._context_task
+        if context_task is None:
             return
+        either: list[asyncio.Future[Any]] = [context_task.task, context_task.closing]
+        seconds = self._shutdown_seconds
         try:
-            seconds = self._shutdown_seconds
-            await asyncio.wait([task, loop_over], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            await self._end(task)
-            raise
-        if not task.done() and not loop_over.done():
-            logs.warning(
-                "actor.shutdown_timeout", node=self.name, seconds=seconds,
-                remedy="let InboxClosed end the loop, and wait only for the inbox while there is no work; or give the "
-                "loop more time: @node(shutdown_seconds=...)",
-            )  # fmt: skip
-        await self._end(task)
-        if not task.cancelled():
-            task.result()
+            done, _ = await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                logs.warning(
+                    "actor.shutdown_timeout", node=self.name, seconds=seconds,
+                    remedy="let InboxClosed end the loop, and wait only for the inbox while there is no work; or give "
+                    "the loop more time: @node(shutdown_seconds=...)",
+                )  # fmt: skip
+        finally:
+            try:
+                await self._leave(None)
+            finally:
+                self.abandon(context_task.error, self._why if context_task.error is None else None)
 
     async def run(
         self,
@@ -406,75 +375,37 @@ class LoopHost:
         work.on_over = self._forget
         return True
 
-    def fail_taken(self, make_error: Callable[[], Exception]) -> None:
-        """Fail all work that the loop has taken and not settled, each work with a new error."""
-        for work in [work for work in self._unsettled if work.taken]:
-            work.give_up(make_error())
-
-    def abandon(self, error: BaseException | None, why: str | None = None) -> None:
-        """Fail all work with `ActorStopped`, now and later.
-
-        Args:
-            error: the error of the loop; None if the loop returned.
-            why: the reason, for the error; None if the loop has ended by itself.
-        """
-        if why is not None:
-            self._why = why
-        elif error is not None:
-            self._why = f"its loop raised {error!r}"
-        elif not self._closing:
-            self._why = "its loop returned, although its scope goes on"
-        self._cause = error
+    def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
+        """Fail all work, now and later, with `ActorStopped`."""
+        if why is None:
+            why = "its loop returned, although its scope goes on" if cause is None else f"its loop raised {cause!r}"
+        self._why, self._cause = why, cause
         self.inbox.close()
         for work in list(self._unsettled):
             work.give_up(self._stopped_error())
 
-    async def _end(self, task: "asyncio.Task[None]") -> None:
-        """Cancel the loop if it still runs, and wait until the instance has been left."""
-        if self._loop_over is None or not self._loop_over.done():
-            task.cancel()
-        try:
-            await until(task.done, lambda: asyncio.wait([task]))
-        finally:
-            if not task.cancelled():
-                task.exception()  # mark the error as retrieved: a cancelled caller raises the cancellation instead
+    def _fail_taken(self, cause: BaseException | None) -> None:
+        """Fail all work that the loop has taken and not settled."""
+        told = f"actor {self.name!r} was restarted while it worked on this item, after: {cause!r}"
+        for work in [work for work in self._unsettled if work.taken]:
+            work.give_up(with_cause(ActorRestarted(told), cause))
 
-    async def _run(self, entered: "asyncio.Future[None]", loop_over: "asyncio.Future[None]") -> None:
+    def _ended(self, error: BaseException | None) -> None:
+        """Report that the loop has ended by itself."""
+        self._context_task = None  # nothing is left to leave
+        if isinstance(error, KeyboardInterrupt | SystemExit):  # the program ends, so a restart makes no sense
+            self.abandon(error)
+        else:
+            self._supervisor.exited(self, "normal" if error is None else "crash", error)
+
+    @asynccontextmanager
+    async def _entered(self) -> "AsyncGenerator[OwnsLoop, None]":
         current.source.set(None)  # the loop does not work for one particular item
         no_item.set("in the loop of an actor or in a batch, which are for many items: use a node of one item")
-        instance = self._make()
+        instance: Any = self._make()
         self.told, self.figures = told_by(instance), getattr(instance, "_penstock_figures", tuple)
-        crash: BaseException | None = None
-        try:
-            async with AsyncExitStack() as stack:
-                if hasattr(instance, "__aenter__"):
-                    enter: Any = instance
-                    await stack.enter_async_context(enter)
-                try:
-                    if entered.cancelled():
-                        return
-                    entered.set_result(None)
-                    await self._loop(instance)
-                finally:
-                    loop_over.set_result(None)
-        except BaseException as error:
-            if not entered.done() or self._halting:
-                raise
-            # Cancelled from outside of the engine, or the end of the whole program: a restart makes no sense.
-            if self._closing or isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit):
-                self.abandon(error)
-                raise
-            crash = error
-        if self._halting:
-            return
-        if self._closing:
-            self.abandon(None)
-            return
-        if self._on_exit is None:
-            logs.warning("actor.stopped", node=self.name, error=repr(crash))
-            self.abandon(crash)
-        else:
-            self._on_exit(self, crash)
+        async with instance if hasattr(instance, "__aenter__") else nullcontext():
+            yield instance
 
     async def _loop(self, instance: "OwnsLoop") -> None:
         task = asyncio.current_task()
@@ -655,7 +586,7 @@ class Actor(Reporter, Generic[In, Out]):
     ) -> Out: ...
     async def __call__(self, value: Any, /) -> Any:  # type: ignore[misc]  # pyright: ignore[reportInconsistentOverload]
         """Handle one item. Outside of a graph, e.g. in a unit test, a loop is run for this item alone."""
-        async with LoopHost(lambda: self, type(self).__name__) as host:
+        async with _alone(self) as host:
             return await host.run(value)
 
     if TYPE_CHECKING:  # `@ps.node` adds it to each class, which checkers do not see
@@ -684,7 +615,7 @@ class StreamActor(Reporter, Generic[In, Out]):
     ) -> AsyncIterator[Out]: ...
     async def __call__(self, value: Any, /) -> AsyncIterator[Any]:  # type: ignore[misc]  # pyright: ignore[reportInconsistentOverload]
         """Handle one item. Outside of a graph, e.g. in a unit test, a loop is run for this item alone."""
-        async with LoopHost(lambda: self, type(self).__name__) as host, aclosing(LoopStream(host, value)) as parts:
+        async with _alone(self) as host, aclosing(LoopStream(host, value)) as parts:
             async for part in parts:
                 yield part
 
@@ -692,6 +623,20 @@ class StreamActor(Reporter, Generic[In, Out]):
 _BASES: tuple[type[Any], ...] = (Actor, StreamActor)
 OwnsLoop: TypeAlias = Actor[Any, Any] | StreamActor[Any, Any]
 """An actor that owns its loop; an actor with `__aenter__` is entered before the loop, and left after it."""
+
+
+@asynccontextmanager
+async def _alone(instance: OwnsLoop) -> AsyncGenerator[LoopHost, None]:
+    """Run the loop of an actor outside of a graph."""
+    supervisor = Supervisor(SupervisorFlags(), lambda make_error: None)
+    host = LoopHost(lambda: instance, type(instance).__name__, "temporary", supervisor)
+    await host.start()
+    supervisor.add(host)
+    host.resume()
+    try:
+        yield host
+    finally:
+        await supervisor.close()
 
 
 def owns_loop(cls: type[Any]) -> bool:

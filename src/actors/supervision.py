@@ -7,11 +7,11 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from .._errors import DeploymentFailed, with_cause
+from .._errors import DeploymentFailed, NodeCancelledError, add_note, with_cause
 from ..telemetry import logs
 from ..telemetry.counters import ActorState
 from .accepted import POSITIVE, check_fields, one_of, whole
-from .tasks import start_task
+from .tasks import ContextTask, start_task
 
 # `SupervisorState` is a pure state machine: exits and the time go in, a decision comes out. It has no clock and starts
 # nothing; `Supervisor` carries out its decisions. The rules are those of OTP's `supervisor` (stdlib): the strategies,
@@ -208,9 +208,11 @@ class SupervisorState:
 
 
 class Child:
-    """A child that a supervisor can restart: an `Instance` or a `LoopInstance` of the engine.
+    """A child that a supervisor can restart: an `Instance` of the engine, or a `LoopHost`.
 
-    A child calls `Supervisor.exited` itself when it has crashed or ended.
+    A task of its own enters and leaves each instance, since `__aenter__` may open a task group or a cancel scope, which
+    must be left by the task that entered it. A child calls `Supervisor.exited` itself when it has crashed or ended, but
+    not before `resume`.
 
     Args:
         name: the name of the node.
@@ -228,6 +230,9 @@ class Child:
         self.restart: RestartMode = restart
         self.restarts = 0
         self._supervisor = supervisor
+        self._context_task: ContextTask[Any] | None = None
+        self._has_run = False
+        self._is_up = False  # whether the instance was started, and its stop has not begun
 
     @property
     def state(self) -> ActorState:
@@ -241,9 +246,13 @@ class Child:
 
     def hold(self) -> None:
         """Let new items wait, in order: the child is about to be stopped."""
+        self._is_up = False
 
     def resume(self) -> None:
-        """Let waiting items in: the child has been started."""
+        """Let waiting items in: the child has been started. Report it if it has ended since."""
+        self._is_up = True
+        if self._context_task is not None and self._context_task.task.done():
+            self._task_ended(self._context_task)
 
     def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
         """Fail all items, waiting and new, with `ActorStopped`: the child is not restarted.
@@ -278,6 +287,54 @@ class Child:
         """
         raise NotImplementedError
 
+    def _ended(self, error: BaseException | None) -> None:
+        """Report that the instance has ended by itself."""
+        raise NotImplementedError
+
+    async def _enter(self, context_task: ContextTask[Any]) -> None:
+        """Wait until the task of a new instance has entered it."""
+        self._context_task = context_task
+        try:
+            await context_task.settled()
+        except asyncio.CancelledError:
+            try:
+                await context_task.ended()
+            finally:
+                self._context_task = None
+                if context_task.error is not None:
+                    logs.warning("actor.not_released", node=self.name, error=repr(context_task.error))
+            raise
+        if context_task.was_opened:
+            context_task.task.add_done_callback(lambda _: self._task_ended(context_task))
+            self.restarts += self._has_run
+            self._has_run = True
+            return
+        self._context_task = None
+        if context_task.error is None:
+            raise NodeCancelledError(f"the start of stateful node {self.name!r} was cancelled, but not by the engine")
+        add_note(context_task.error, f"while stateful node {self.name!r} was started")
+        raise context_task.error
+
+    async def _leave(self, cause: BaseException | None) -> None:
+        """Leave the instance, if there is one. Raise the error of that, unless it is `cause`."""
+        self._is_up = False
+        context_task = self._context_task
+        if context_task is None:
+            return
+        error = await context_task.ended()
+        self._context_task = None
+        if error is not None and error is not cause:
+            raise error
+
+    def _task_ended(self, context_task: ContextTask[Any]) -> None:
+        if context_task is not self._context_task or not self._is_up:
+            return
+        self._is_up = False
+        if context_task.task.cancelled():  # the loop is being shut down, so a restart makes no sense
+            self.abandon(NodeCancelledError(f"the task that keeps stateful node {self.name!r} was cancelled"))
+        else:
+            self._ended(context_task.error)
+
 
 Escalation = Callable[[Callable[[str], DeploymentFailed]], None]
 
@@ -299,8 +356,6 @@ class Supervisor:
         self._restarts: dict[int, _Restarting] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: dict[int, asyncio.Task[None]] = {}  # for each child that stays down, the task that stops it
-        self._starting: set[int] = set()
-        self._early_exits: dict[int, tuple[ExitKind, BaseException | None]] = {}
         self._closed = False
         self._context = copy_context()  # restarts run in the context of the scope, not in the context of an item
 
@@ -324,9 +379,6 @@ class Supervisor:
         """
         number = self._number_of(child)
         if number is None or self._closed:  # at the end of the scope, the child is stopped anyway
-            return
-        if number in self._starting:
-            self._early_exits[number] = kind, cause
             return
         self._obey(self._state.exited(number, kind, asyncio.get_running_loop().time()), cause)
 
@@ -419,23 +471,17 @@ class Supervisor:
             child = self._children[number]
             if number in self._ending:  # a transient child that has ended is started again together with all
                 await asyncio.wait([self._ending.pop(number)])
-            self._starting.add(number)
-            self._early_exits.pop(number, None)  # the exit of an earlier start that failed or was cut short
             try:
                 await child.start()
             except Exception as error:  # noqa: BLE001 - user code; handling its failures is the task of a supervisor
                 self._obey(self._state.start_failed(number, asyncio.get_running_loop().time()), error)
                 return
-            finally:
-                self._starting.discard(number)
             self._state.started(number)
-            child.resume()
             logs.warning(
                 "actor.restarted", node=child.name, after=self._children[decision.origin].name,
                 pause_seconds=decision.pause_seconds, error=repr(restarting.cause),
             )  # fmt: skip
-            if number in self._early_exits:
-                self.exited(child, *self._early_exits.pop(number))
+            child.resume()
             if restarting.gives_way:
                 return
 

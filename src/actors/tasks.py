@@ -325,17 +325,27 @@ class ContextTask(Generic[T]):
         manager: the context manager.
         name: the name of the task.
         context: the context of the task; None for a copy of the caller's.
+        work: awaited with the value of the context manager, which is left when the work is over; `end_soon` cancels the
+            work. None: the context manager stays open until `end_soon`.
 
     Attributes:
         task: the task.
         number: a number that says in which order context tasks were opened; 0 before this task is open.
+        closing: done once the context manager is about to be left.
     """
 
-    def __init__(self, manager: AbstractAsyncContextManager[T], name: str, context: Context | None = None) -> None:
+    def __init__(
+        self,
+        manager: AbstractAsyncContextManager[T],
+        name: str,
+        context: Context | None = None,
+        work: Callable[[T], Awaitable[None]] | None = None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.number = 0
+        self.closing: asyncio.Future[None] = loop.create_future()
         self._entered: asyncio.Future[T] = loop.create_future()
-        self._closing: asyncio.Future[None] = loop.create_future()
+        self._work = work
         self.task = start_task(loop, self._keep(manager), name=name, context=context)
 
     @property
@@ -346,7 +356,7 @@ class ContextTask(Generic[T]):
     @property
     def is_open(self) -> bool:
         """Whether the context manager is entered, and is not about to be left."""
-        return self._entered.done() and not self._closing.done() and not self.task.done()
+        return self._entered.done() and not self.closing.done() and not self.task.done()
 
     @property
     def is_leaving(self) -> bool:
@@ -371,11 +381,11 @@ class ContextTask(Generic[T]):
             await asyncio.wait([self.task])
 
     def end_soon(self) -> None:
-        """Begin to leave the context manager; if it is still being entered, cancel the entering."""
-        if self._closing.done():
+        """Begin to leave the context manager; if it is still being entered, or the work runs, cancel that."""
+        if self.closing.done():
             return
-        self._closing.set_result(None)  # in any case, because an `__aenter__` may swallow the cancellation and go on
-        if not self._entered.done():
+        self.closing.set_result(None)  # in any case, because an `__aenter__` may swallow the cancellation and go on
+        if not self._entered.done() or self._work is not None:
             self.task.cancel()
 
     async def ended(self) -> BaseException | None:
@@ -388,8 +398,14 @@ class ContextTask(Generic[T]):
         async with manager as value:
             self.number = next(_opened)
             self._entered.set_result(value)
+            if self._work is not None and not self.closing.done():
+                try:
+                    await self._work(value)
+                finally:
+                    if not self.closing.done():
+                        self.closing.set_result(None)
             del value
-            await self._closing
+            await self.closing
 
 
 async def close_stream(iterator: Any) -> None:

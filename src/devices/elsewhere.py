@@ -120,7 +120,7 @@ class GatheredHere(InBatches):
     def bind(self, site: Site) -> "InGatheredBatch":
         """Return the object that puts the arguments of calls into the inbox of the loop."""
         loop: Any = site._instance
-        return InGatheredBatch(loop.host, loop)
+        return InGatheredBatch(loop)
 
 
 class InGatheredBatch(InOwnLoop):

@@ -16,7 +16,7 @@ from ..actors.current import starts_tasks
 from ..actors.execution import ASYNC, GENERAL, INLINE, Around, Bound, Run, invoke_plain
 from ..actors.executions import Inline, InOwnLoop, InProcess, InThread, OnLoop, StartsTasks
 from ..actors.generators import Opening, OpeningElsewhere, fail_over, hedged_stream, staying_inside, values_of
-from ..actors.loop_host import OwnsLoop
+from ..actors.loop_host import LoopHost, OwnsLoop
 from ..actors.node_actor import AHEAD_ITEMS, NO_LIMIT, NodeActor, Places, report_blocking
 from ..actors.policy import Policy
 from ..actors.stream_buffer import DEFAULT_CAPACITY
@@ -229,8 +229,7 @@ class InLoopsOfTheirOwn(Execution):
 
     def bind(self, site: Site) -> Bound:
         """Return the `Bound` that puts items into the inbox of the loop."""
-        loop: Any = site._instance
-        return InOwnLoop(loop.host, loop)
+        return InOwnLoop(cast("LoopHost", site._instance))
 
     def _make_loop(self, node: Node[..., Any], scope: Scope) -> OwnsLoop:
         template = cast("Any", node.template)
@@ -346,7 +345,7 @@ def _open(execution: Execution, site: Site, actor: NodeActor) -> None:
     instead = None if failover is None else stream_failing_over(*failover)
     capacity, streams = site.node.policy.capacity or DEFAULT_CAPACITY, site._unit.streams
     if execution._runs_loop:
-        actor.invoke = opening(capacity, streams, first, instead, None, site._instance.host)
+        actor.invoke = opening(capacity, streams, first, instead, None, site._instance)
     else:
         actor.invoke = opening(capacity, streams, first, instead, site._place)
 

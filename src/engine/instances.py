@@ -1,16 +1,14 @@
 """Instances of stateful nodes, and of actors that own their loop, in one scope; the supervisor can replace them."""
 
-import asyncio
 import functools
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Any, cast
 
-from .._errors import ActorRestarted, NodeCancelledError, NodeError, add_note, with_cause
+from .._errors import NodeError
 from ..actors import loop_host
 from ..actors.loop_host import LoopHost, OwnsLoop, RestartGate
-from ..actors.supervision import Child, ExitKind, Supervisor
+from ..actors.supervision import Child, Supervisor
 from ..actors.tasks import ContextTask, uninterrupted
 from ..telemetry import logs
 from . import nesting
@@ -25,13 +23,7 @@ Handler = Callable[..., Any]
 class Instance(Child):
     """A stateful node in one scope: its present instance, and later instances that replace it after a crash.
 
-    An `Instance` is a child of the scope's supervisor. Each instance is entered and left by a task of its own, since
-    `__aenter__` may open a task group or a cancel scope, which must be left by the task that entered it.
-
     Attributes:
-        name: the name of the node.
-        restart: the restart mode: the kinds of exit after which the supervisor restarts the node.
-        restarts: how often the instance was replaced.
         value: the present instance, or the object that represents an instance in another process.
         gate: the gate that every attempt passes, so that a restart can hold attempts back; None if the supervisor
             never restarts this node.
@@ -48,8 +40,6 @@ class Instance(Child):
         self.value: Any = None
         self._handler: Handler | None = None
         self._crash: Exception | None = None
-        self._context_task: ContextTask[None] | None = None
-        self._is_up = False  # whether the instance was started, and its stop has not begun
 
     @property
     def handler(self) -> Handler:
@@ -76,53 +66,29 @@ class Instance(Child):
         Raises:
             Exception: the error of its `__init__` or `__aenter__`.
         """
-        context_task = self._context_task = ContextTask(self._entered(), f"penstock-instance-{self.name}")
-        try:
-            await context_task.settled()
-        except asyncio.CancelledError:
-            try:
-                await context_task.ended()
-            finally:
-                self._context_task = None
-                if context_task.error is not None:
-                    logs.warning("actor.not_released", node=self.name, error=repr(context_task.error))
-            raise
-        if context_task.was_opened:
-            context_task.task.add_done_callback(lambda _: self._ended(context_task))
-            return
-        self._context_task = None
-        if context_task.error is None:
-            raise NodeCancelledError(f"the start of stateful node {self.name!r} was cancelled, but not by the engine")
-        add_note(context_task.error, f"while stateful node {self.name!r} was started")
-        raise context_task.error
+        await self._enter(ContextTask(self._entered(), f"penstock-instance-{self.name}"))
 
     async def stop(self, cause: BaseException | None) -> None:
         """Wait until no attempt runs in the instance, and leave the instance; do nothing without an instance."""
         self._is_up = False
         if self.gate is not None:
             await self.gate.clear(cause)
-        context_task = self._context_task
-        if context_task is None:
-            return
-        context_task.end_soon()
-        await asyncio.wait([context_task.task])
-        self._context_task = self._crash = None
-        if context_task.error is not None and (cause is None or context_task.error is not cause):
-            raise context_task.error
+        try:
+            await self._leave(cause)
+        finally:
+            self._crash = None
 
     def hold(self) -> None:
         """Hold further attempts back."""
-        self._is_up = False
+        super().hold()
         if self.gate is not None:
             self.gate.hold()
 
     def resume(self) -> None:
         """Let attempts run again."""
-        self._is_up = True
         if self.gate is not None:
             self.gate.open()
-        if self._context_task is not None and self._context_task.task.done():
-            self._ended(self._context_task)
+        super().resume()
 
     def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
         """Have all attempts fail with `ActorStopped`, now and later."""
@@ -134,18 +100,12 @@ class Instance(Child):
         self._crash = error
         self._supervisor.exited(self, "crash", error)
 
-    def _ended(self, context_task: ContextTask[None]) -> None:
+    def _ended(self, error: BaseException | None) -> None:
         """Report that an instance has ended by itself: for instance, a task of its task group has failed."""
-        if context_task is not self._context_task or not self._is_up:
-            return
-        if context_task.task.cancelled():  # the loop is being shut down, so a restart makes no sense
-            self.abandon(NodeCancelledError(f"the task that keeps stateful node {self.name!r} was cancelled"))
-            return
-        error = context_task.error or NodeError(f"stateful node {self.name!r} was left, although its scope goes on")
+        error = error or NodeError(f"stateful node {self.name!r} was left, although its scope goes on")
         if self.gate is not None:
             self._supervisor.exited(self, "crash", error)
         else:  # without a gate, callers hold the handler of this instance, so it cannot be replaced
-            self._is_up = False
             self._supervisor.give_up(self, error)
 
     @asynccontextmanager
@@ -159,8 +119,6 @@ class Instance(Child):
         async with AsyncExitStack() as stack:
             if hasattr(instance, "__aenter__"):
                 await stack.enter_async_context(instance)
-            if self._handler is not None:
-                self.restarts += 1
             self.value, self._handler = instance, handler
             try:
                 yield
@@ -188,92 +146,23 @@ def _is_only(error: BaseException, one: BaseException) -> bool:
     return all(_is_only(inner, one) for inner in group.exceptions)
 
 
-class LoopInstance(Child):
-    """A node that owns its loop, in one scope: the other kind of child of the scope's supervisor.
+def _loop_host(node: Node[..., Any], pools: Pools, supervisor: Supervisor, scope: Scope) -> LoopHost:
+    """Return the child of the supervisor for a node that owns its loop."""
 
-    Attributes:
-        gate: None, because the inbox also takes work while no loop runs.
-        name: the name of the node.
-        restart: the restart mode: the kinds of exit after which the supervisor restarts the loop.
-        restarts: how often the loop was started again.
-        host: the host that runs the loop.
-    """
+    def make() -> OwnsLoop:  # called in the task that runs the loop
+        nesting.note_owner_engine(pools)
+        return node.runs_on._make_loop(node, scope)
 
-    gate: RestartGate | None = None
-
-    def __init__(self, node: Node[..., Any], pools: Pools, supervisor: Supervisor, scope: Scope) -> None:
-        super().__init__(node.name, node.policy.restart, supervisor)
-
-        def make() -> OwnsLoop:  # called in the task that runs the loop
-            nesting.note_owner_engine(pools)
-            return node.runs_on._make_loop(node, scope)
-
-        self.host = LoopHost(
-            make,
-            node.name,
-            capacity=node.policy.inbox_capacity if node.gives_stream else node.policy.capacity,
-            max_bytes=node.policy.max_bytes,
-            shutdown_seconds=node.policy.shutdown_seconds,
-            on_exit=self._exited,
-        )
-        self._has_run = False
-        self._is_supervised = False
-        self._early_exit: tuple[ExitKind, BaseException | None] | None = None
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the loop has ended and is not restarted, so that further attempts would fail."""
-        return self.host.inbox.channel.closed
-
-    async def start(self) -> None:
-        """Make an instance, enter it, and begin its loop.
-
-        Raises:
-            Exception: the error of its `__init__` or `__aenter__`.
-        """
-        try:
-            await self.host.start()
-        except BaseException as error:
-            # Another restart may cancel this start when the loop has just begun and has taken work already.
-            self.host.fail_taken(partial(self._restarted_error, error))
-            add_note(error, f"while stateful node {self.name!r} was started")
-            raise
-        self.restarts += self._has_run
-        self._has_run = True
-
-    async def stop(self, cause: BaseException | None) -> None:
-        """Cancel the loop, and fail the work that it has taken; the inbox keeps the work that it has not taken."""
-        self.host.fail_taken(lambda: self._restarted_error(cause))
-        try:
-            await self.host.halt()
-        finally:  # once more, because a task of the loop may have taken work in the meantime
-            self.host.fail_taken(lambda: self._restarted_error(cause))
-
-    async def close(self) -> None:
-        """End the loop when it has done all work in its inbox."""
-        await self.host.close()
-
-    def supervised(self) -> None:
-        """Report exits from now on, and the exit that happened before the supervisor knew this child."""
-        self._is_supervised = True
-        exit_, self._early_exit = self._early_exit, None
-        if exit_ is not None:
-            self._supervisor.exited(self, *exit_)
-
-    def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
-        """Fail all work, now and later, with `ActorStopped`."""
-        self.host.abandon(cause, why)
-
-    def _exited(self, host: LoopHost, error: BaseException | None) -> None:
-        kind: ExitKind = "normal" if error is None else "crash"
-        if self._is_supervised:
-            self._supervisor.exited(self, kind, error)
-        else:
-            self._early_exit = kind, error
-
-    def _restarted_error(self, cause: BaseException | None) -> ActorRestarted:
-        told = f"actor {self.name!r} was restarted while it worked on this item, after: {cause!r}"
-        return with_cause(ActorRestarted(told), cause)
+    policy = node.policy
+    return LoopHost(
+        make,
+        node.name,
+        policy.restart,
+        supervisor,
+        capacity=policy.inbox_capacity if node.gives_stream else policy.capacity,
+        max_bytes=policy.max_bytes,
+        shutdown_seconds=policy.shutdown_seconds,
+    )
 
 
 class InstanceRegistry:
@@ -287,10 +176,10 @@ class InstanceRegistry:
     def __init__(self, pools: Pools, supervisor: Supervisor) -> None:
         self._pools = pools
         self._supervisor = supervisor
-        self._children: dict[object, Instance | LoopInstance] = {}
+        self._children: dict[object, Instance | LoopHost] = {}
         self.scope: Scope = Scope()  # the scope sets this attribute once it has its wiring
 
-    def child_of(self, node: Node[..., Any]) -> Instance | LoopInstance:
+    def child_of(self, node: Node[..., Any]) -> Instance | LoopHost:
         """Return the instance of a stateful node in this scope, or the child that runs the loop of a node."""
         return self._children[instance_key(node)]
 
@@ -301,23 +190,21 @@ class InstanceRegistry:
             Exception: the error of an instance that did not start; the other instances of this call are left again.
         """
         nodes = {instance_key(node): node for node in stateful_nodes(plan)}
-        opened: dict[object, Instance | LoopInstance] = {}
+        opened: dict[object, Instance | LoopHost] = {}
         async with AsyncExitStack() as undo:
             undo.push_async_callback(lambda: uninterrupted(_leave_all(list(opened.values()))))
             for key, node in nodes.items():
                 if key not in self._children:
-                    kind = LoopInstance if node.runs_on._runs_loop else Instance
-                    child = kind(node, self._pools, self._supervisor, self.scope)
+                    make = _loop_host if node.runs_on._runs_loop else Instance
+                    child = make(node, self._pools, self._supervisor, self.scope)
                     await child.start()
                     opened[key] = child
             undo.pop_all()
         for key, child in opened.items():
             self._children[key] = child
             self._supervisor.add(child)
-            child.resume()
         for child in opened.values():  # last, because an exit may restart other children, so all must be known
-            if isinstance(child, LoopInstance):
-                child.supervised()
+            child.resume()
 
     async def close(self) -> None:
         """Leave all instances, the last one first, even if leaving an instance raises.
@@ -329,7 +216,7 @@ class InstanceRegistry:
         self._children.clear()
 
 
-async def _leave_all(children: list[Instance | LoopInstance]) -> None:
+async def _leave_all(children: list[Instance | LoopHost]) -> None:
     """Leave instances because another instance did not start; log their errors: the caller raises the first error."""
     for child in reversed(children):
         with logs.logged("actor.not_released", node=child.name):

@@ -28,7 +28,7 @@ from .caching import CacheSite, Identity
 from .control import Control
 from .counters import StepSite, node_counters, node_levels, step_sites, step_snapshots
 from .executions import count_handlers, wire
-from .instances import Instance, InstanceRegistry, LoopInstance
+from .instances import Instance, InstanceRegistry
 from .node import CallSite, Execution, Node, Scope, Site, is_node
 from .options import ChosenScheduler, ExecutionOptions
 from .pools import Pools
@@ -38,6 +38,7 @@ from .stream_map import JoinedMap, Stage, StreamMap, mapping, pass_on
 from .tracing.template import Read, Template, arguments_builder, is_known, reads, value_of
 
 if TYPE_CHECKING:
+    from ..actors.loop_host import LoopHost
     from ..telemetry.counters import Cuts
     from ..telemetry.profiling.records import ScopeKind, StepSnapshot
     from .checkpoint import Checkpointer, StepCheckpoint
@@ -343,7 +344,7 @@ class Wiring(Scope):
         wire(execution, site, actor)
         return actor
 
-    def _child_of(self, node: Node[..., Any]) -> "Instance | LoopInstance | None":
+    def _child_of(self, node: Node[..., Any]) -> "Instance | LoopHost | None":
         """Return the instance of a stateful node in the scope, or the runner of the loop of a node; None for others."""
         if not node._is_stateful or not node._has_instance:
             return None

@@ -375,7 +375,7 @@ class FakeChild(Child):
         self.name = name
         self.restart: RestartMode = restart
         self.journal = journal
-        self.on_start: Callable[[], None] = lambda: None
+        self.on_resume: Callable[[], None] = lambda: None
         self.stopping = asyncio.Event()
         self.stopping.set()
         self.error_of_stop: Exception | None = None
@@ -385,6 +385,7 @@ class FakeChild(Child):
 
     def resume(self) -> None:
         self.journal.append(f"{self.name} resume")
+        self.on_resume()
 
     def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
         self.journal.append(f"{self.name} abandon")
@@ -400,7 +401,6 @@ class FakeChild(Child):
 
     async def start(self) -> None:
         self.journal.append(f"{self.name} start")
-        self.on_start()
 
 
 def made(flags: SupervisorFlags, *children: FakeChild) -> tuple[Supervisor, list[str]]:
@@ -418,10 +418,10 @@ async def test_a_child_that_exits_while_it_is_started_is_restarted_after_that() 
     supervisor, _ = made(SupervisorFlags("one_for_all"), child, later)
 
     def exit_at_once() -> None:
-        child.on_start = lambda: None
+        child.on_resume = lambda: None
         supervisor.exited(child, "normal", None)
 
-    child.on_start = exit_at_once
+    child.on_resume = exit_at_once
     supervisor.exited(child, "crash", ValueError())
     await asyncio.sleep(0.5)
     assert journal == [
