@@ -235,7 +235,7 @@ class Flight(Listener):
         self._site = site
         self._key = key
         self._error: BaseException | None = None
-        self._waiters: dict[asyncio.Future[None], Frame] = {}
+        self._waiters: dict[object, Frame] = {}
         self._empty = asyncio.Event()
         # No deadline and no context of a caller: the computation may go on for other callers when its first caller
         # left.
@@ -253,13 +253,13 @@ class Flight(Listener):
 
     async def result(self, caller: Frame) -> Any:
         """Wait for the result. A cancel of the last waiting caller cancels the computation, and waits for its end."""
-        frame, waiter = self._frame, self._group.loop.create_future()
+        frame, waiter = self._frame, object()
         self._waiters[waiter] = caller
         for inside in {frame, *self._waiting}:  # the caller may hold the place that the computation waits for
             for actor in waits_at(inside):
                 refuse_if_endless(actor, inside)
         try:
-            await waiter
+            await self._empty.wait()
         finally:
             del self._waiters[waiter]
             # Do not wait here for an ended computation, since two could wait for each other: its scope waits for it.
@@ -308,9 +308,6 @@ class Flight(Listener):
     def _ended(self, group: WorkerGroup) -> None:
         self._site.flights.discard(self)
         self._empty.set()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
 
 class Identity:

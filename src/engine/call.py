@@ -38,6 +38,7 @@ class RunningCall(Frame, WorkerGroup, Listener):
         context: the context of which the handlers see a copy. None stands for the context of the caller; then, if the
             caller is a handler, the call belongs to the item of that handler.
         timeout_seconds: how long the call may take, in seconds; None without a limit.
+        ends_at: the deadline of a call that has begun before, on the clock of the event loop.
         item: the index of the call in a stream; None outside of a stream.
         stream: the span of that stream.
 
@@ -78,6 +79,7 @@ class RunningCall(Frame, WorkerGroup, Listener):
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float | None = None,
         *,
+        ends_at: float | None = None,
         context: Context | None = None,
         item: int | None = None,
         stream: Span | None = None,
@@ -107,7 +109,7 @@ class RunningCall(Frame, WorkerGroup, Listener):
             self._is_plain = False
         if timeout_seconds is not None:
             self.timeout_seconds = timeout_seconds
-            self.ends_at = loop.time() + timeout_seconds
+            self.ends_at = loop.time() + timeout_seconds if ends_at is None else ends_at
         self.state = "running"
         self.key: Hashable = None
         self.priority = options.priority

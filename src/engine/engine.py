@@ -30,7 +30,6 @@ from .graph import (
     gives_one_value,
     one_value,
     refuse_key,
-    time_left,
 )
 from .one_call_stream import EventStream, OfCall, OfCalls, StreamingCall, check_events, stream_of
 from .options import DEFAULT_WORKERS, CallOptions, ExecutionOptions, OnFinished, checked, chosen, of_engine, resolve
@@ -190,7 +189,7 @@ class Engine:
         else:
             async with durable_call(plan, one, asked, runtime.pools.threads, merged) as kept:
                 if not kept.is_finished:
-                    kept.result = await _run_call(runtime, one, time_left(merged, kept), plan)
+                    kept.result = await _run_call(runtime, one, merged, plan, ends_at=kept.ends_at)
             result = kept.result
         return result
 
@@ -470,13 +469,14 @@ def _saving(checkpoint: Checkpoint, call: Call[Any], plan: Plan, asked: DurableK
 
 
 async def _run_call(
-    runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan, saving: Checkpointer | None = None
-) -> Any:
+    runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan, saving: Checkpointer | None = None,
+    ends_at: float | None = None,
+) -> Any:  # fmt: skip
     """Run one call from start to end. When this returns or raises, no task and no thread of the call is left."""
     wired = None if saving is not None else runtime.shared_wiring(plan, chosen(options), options)
     if wired is None:
-        return await _run_in_own_scope(runtime, call, options, plan, saving=saving)
-    run, resources = _Run(runtime, call, options), runtime.resources
+        return await _run_in_own_scope(runtime, call, options, plan, saving=saving, ends_at=ends_at)
+    run, resources = _Run(runtime, call, options, ends_at), runtime.resources
     runtime.scope_opened()
     try:
         if wired.program.resources and not resources.hold_nowait(wired.program, run):
@@ -500,8 +500,9 @@ async def _run_in_own_scope(
     plan: Plan,
     on_prepared: Callable[[Scope], None] | None = None,
     saving: Checkpointer | None = None,
+    ends_at: float | None = None,
 ) -> Any:
-    run = _Run(runtime, call, options)
+    run = _Run(runtime, call, options, ends_at)
     scope = Scope(
         runtime, options, chosen(options), is_one_call=True, counts_handlers=run.handlers is not None,
         threads=run.threads, saving=saving,
@@ -524,10 +525,12 @@ async def _run_in_own_scope(
 class _Run(RunningCall):
     """A call of `run`."""
 
-    def __init__(self, runtime: Runtime, call: Call[Any], options: ExecutionOptions) -> None:
+    def __init__(
+        self, runtime: Runtime, call: Call[Any], options: ExecutionOptions, ends_at: float | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         seconds = options.timeout_seconds
-        super().__init__(loop, call.graph.name, options, call._trace_headers, timeout_seconds=seconds)
+        super().__init__(loop, call.graph.name, options, call._trace_headers, seconds, ends_at=ends_at)
         if options.collect_metrics:
             self.count(runtime.counted_runs)
         self.threads = runtime.pools.share_of_threads(options.max_workers)

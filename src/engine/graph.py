@@ -6,7 +6,7 @@ import types
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast, overload
 from weakref import WeakSet
@@ -722,11 +722,6 @@ def durable_call(
     arguments = dict(zip(call.graph._signature.parameters, call.arguments, strict=True))
     seconds = options.timeout_seconds
     return DurableCall(durable, plan.name, arguments, key, answer, threads, seconds, on_finished)
-
-
-def time_left(options: ExecutionOptions, kept: "DurableCall") -> ExecutionOptions:
-    """Return the options of a call that has taken its key, with the time that is left."""
-    return replace(options, timeout_seconds=kept.timeout_seconds)
 
 
 def refuse_key(asked: DurableKey, verb: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import math
 import sys
 from collections.abc import AsyncIterator, Callable, Hashable
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -244,10 +244,8 @@ class _Gate:
         # One entry for each bucket, with a time before which the bucket is not full. The time was exact when the entry
         # was made, and later takes have only moved it back. An entry that comes up too early gets the present time.
         self._full: list[tuple[float, int, _Account]] = []
-        self._next: list[tuple[float, int, _Account]] = []  # for each key with waiting work: when the next may pass
         self._entries = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at: float | None = None
+        self._timers: dict[_Account, asyncio.TimerHandle] = {}  # for each key with waiting work: when the next may pass
 
     def settle(self, key: Hashable, used: float) -> None:
         """Take tokens that were used, or give tokens back; waiting work may then pass later, or earlier."""
@@ -255,7 +253,7 @@ class _Gate:
         account = self._account(key, now)
         account.bucket.spend(now, used)
         if account.waiting is not None:
-            self._reschedule(account)
+            self._schedule(account)
 
     def add(self, work: Work[Any, Any], key: Hashable, cost: float) -> None:
         """Let work pass, now or later.
@@ -284,52 +282,36 @@ class _Gate:
         before = account.next_at if waiting else None
         waiting.push((work, cost), work.priority)
         if account.next_at != before:  # the new work is the next, with another cost
-            self._reschedule(account)
+            self._schedule(account)
 
     def close(self) -> None:
         """Forget the work that waits, since its scope has ended; keep the limits."""
-        for _, _, account in self._next:
+        for account, timer in self._timers.items():
             account.waiting = None
-        self._next.clear()
-        self._set_timer()
+            timer.cancel()
+        self._timers.clear()
 
-    def _pass(self, due: float) -> None:
-        """Let all work pass whose time has come."""
-        self._timer_at = None
+    def _pass(self, account: _Account, due: float) -> None:
+        """Let all work of a key pass whose time has come."""
+        waiting, bucket = account.waiting, account.bucket
         now = max(self._clock.time(), due)  # a timer may run up to one tick of the clock too early
-        while self._next and self._next[0][0] <= now:
-            _, _, account = heappop(self._next)
-            waiting, bucket = account.waiting, account.bucket
-            while waiting and now >= account.next_at:
-                work, cost = waiting.pop()
-                if _is_wanted(work, now):
-                    bucket.take(now, cost)
-                    work.finish(work.value)
-            if waiting:
-                self._entries += 1
-                heappush(self._next, (account.next_at, self._entries, account))
-            else:
-                account.waiting = None
-        self._set_timer()
-
-    def _reschedule(self, account: _Account) -> None:
-        """Note that the next work of a key may pass at another time than before."""
-        self._next = [entry for entry in self._next if entry[2] is not account]
-        heapify(self._next)
-        self._schedule(account)
+        while waiting and now >= account.next_at:
+            work, cost = waiting.pop()
+            if _is_wanted(work, now):
+                bucket.take(now, cost)
+                work.finish(work.value)
+        if waiting:
+            self._schedule(account)
+        else:
+            account.waiting = None
+            del self._timers[account]
 
     def _schedule(self, account: _Account) -> None:
-        self._entries += 1
-        heappush(self._next, (account.next_at, self._entries, account))
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        due = self._next[0][0] if self._next else None
-        if due != self._timer_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = None if due is None else self._clock.call_at(due, self._pass, due)
-            self._timer_at = due
+        """Set the timer of a key, or set it anew because the next work may pass at another time than before."""
+        if account in self._timers:
+            self._timers[account].cancel()
+        due = account.next_at
+        self._timers[account] = self._clock.call_at(due, self._pass, account, due)
 
     def _account(self, key: Hashable, now: float) -> _Account:
         """Return the account of a key; for a new key, forget some accounts that are full.

@@ -32,7 +32,7 @@ from .deployment import Deployment, ServiceCall, ServiceState
 from .detached import KEPT, DetachedStream, EventLog, Missed
 from .drawing import Drawing
 from .events import Event, EventBuffer, Value
-from .graph import NO_KEY, Call, DurableKey, Graph, as_call, durable_call, gives_one_value, refuse_key, time_left
+from .graph import NO_KEY, Call, DurableKey, Graph, as_call, durable_call, gives_one_value, refuse_key
 from .node import Node
 from .one_call_stream import EventStream, OfCall, OfCalls, StreamingCall, check_events, stream_of
 from .options import CallOptions, ExecutionOptions, OnFinished, resolve, scoped
@@ -318,8 +318,8 @@ class Service(Generic[P, R]):
             ).result()
         async with durable_call(plan, call, asked, self._runtime.pools.threads, merged) as kept:
             if not kept.is_finished:
-                merged = time_left(merged, kept)
-                kept.result = await self._run(call.graph, call.arguments, call._trace_headers, merged, asked)
+                headers = call._trace_headers
+                kept.result = await self._run(call.graph, call.arguments, headers, merged, asked, kept.ends_at)
         result = kept.result
         return result
 
@@ -685,10 +685,11 @@ class Service(Generic[P, R]):
         headers: Mapping[str, str] | None,
         options: ExecutionOptions,
         asked: DurableKey = NO_KEY,
+        ends_at: float | None = None,
     ) -> Any:
         deployment = self._deployment
         scope = deployment.check_callable()
-        call = ServiceCall(scope.loop, graph.name, options, headers, options.timeout_seconds)
+        call = ServiceCall(scope.loop, graph.name, options, headers, options.timeout_seconds, ends_at=ends_at)
         if self._options.collect_metrics and metrics.meter_provider() is not None:
             call.count()
         try:

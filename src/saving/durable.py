@@ -199,14 +199,14 @@ class Durable:
             OptionsError: the store cannot delete.
         """
         check("key", key, NAME, "delete(")
-        while (found := await self._store.load(key)) is not None:
-            loop = Loop.read(found)
-            now = await self._store.now()
+        while True:
+            loop, version, now = await self._found(key)
+            if loop is None:
+                return False
             if not loop.is_free(now):
                 raise _in_use(key, loop, "is under way", now)
-            if await self._store.delete({key: found.version}):
+            if await self._store.delete({key: version}):
                 return True
-        return False
 
     async def expire(
         self, older_than_seconds: float, /, *, state: RunState = "finished", graph: str | None = None
@@ -233,6 +233,11 @@ class Durable:
                 page, last = await self._page(stored, state, graph, last, _DELETED_AT_ONCE)
                 deleted += await self._store.delete({run.key: version for run, version in page})
         return deleted
+
+    async def _found(self, key: str) -> tuple[Loop | None, int, float]:
+        """Return the present content of a key, the version of its record, and the time by the clock of the store."""
+        record, now = await self._store.load(key), await self._store.now()
+        return (None, 0, now) if record is None else (Loop.read(record), record.version, now)
 
     async def _stored_call(self, key: str) -> tuple[str, dict[str, Any]] | None:
         """Return the name of the graph of a key and the arguments of its call; None if nothing is kept.
@@ -262,11 +267,9 @@ class Durable:
             KeyStopped: no call has the key, and there is no result.
             KeyFinished: the result was not kept, and `needs_one` is true.
         """
-        record = await self._store.load(key)
-        loop = None if record is None else Loop.read(record)
+        loop, _, now = await self._found(key)
         if loop is None or loop.graph not in graphs:
             raise UnknownKey(f"nothing is kept under the key {key!r}")
-        now = await self._store.now()
         if not loop.is_free(now):
             raise _in_use(key, loop, "is under way", now)
         if loop.question is not None:
@@ -321,7 +324,7 @@ class DurableCall:
     Attributes:
         frame: the frame with the step of the loop, once the step has begun.
         result: the result of the call; Ellipsis before there is a result, and for a call that returns a stream.
-        timeout_seconds: once the key is taken, how much of the timeout is left.
+        ends_at: the deadline of the call, on the clock of the event loop; None without a deadline.
     """
 
     durable: Durable
@@ -344,7 +347,7 @@ class DurableCall:
         self._is_recorded = False  # whether the outcome was recorded
         self._writing = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
-        self._deadline: float | None = None
+        self.ends_at: float | None = None
         # Unused answers of this iteration; None between iterations.
         self._unused: list[tuple[bytes, bytes]] | None = None
         self._question: tuple[bytes, object] | None = None
@@ -400,8 +403,8 @@ class DurableCall:
         active_calls[self._owner.token] = self
         loop = asyncio.get_running_loop()
         if self.timeout_seconds is not None:
-            self._deadline = loop.time() + self.timeout_seconds
-        timer = asyncio.timeout_at(self._deadline)
+            self.ends_at = loop.time() + self.timeout_seconds
+        timer = asyncio.timeout_at(self.ends_at)
         async with AsyncExitStack() as on_error:
             on_error.push_async_exit(self)
             try:
@@ -414,8 +417,6 @@ class DurableCall:
                     f"the key {self.key!r} was not taken within {self.timeout_seconds:g} s: the store did not answer"
                 ) from error
             on_error.pop_all()
-        if self.timeout_seconds is not None and self._deadline is not None:
-            self.timeout_seconds = TimeLeft(self.timeout_seconds, max(0.0, self._deadline - loop.time()))
         if not self.is_finished:
             self._renewing = start_task(loop, self._renew(), name="penstock-lease", context=Context())
 
@@ -461,21 +462,17 @@ class DurableCall:
             value = self.answer.value if isinstance(self.answer, Answer) else self.answer
             answer = await self._in_thread(encoded, value, "answer")
         while True:
-            record = await self._store.load(self.key)
-            found = None if record is None else Loop.read(record)
-            now = await self._store.now()
+            found, version, now = await self.durable._found(self.key)
             loop = self._next(found, own, answer, now)
             if loop is found:
                 self.result = await self._in_thread(decoded, loop.result)
                 return
             if loop.state is None and loop.given is None:
                 loop = replace(loop, given=await self._in_thread(encoded, dict(self.arguments), "arguments"))
-            version = 0 if record is None else record.version
             loop = replace(loop, owner=self._owner, lease_until=now + self._lease_seconds, changed_at=now, error="")
             self._may_be_taken = True
-            if await self._store.store(self.key, loop.record(version + 1), expected_version=version):
-                break
-        self._loop, self._version = loop, version + 1
+            if await self._is_written(loop, version):
+                return
 
     def _next(self, found: Loop | None, own: dict[str, str], answer: bytes | None, now: float) -> Loop:
         """Return the loop that this call continues, or a new loop; `found` itself if only its result is wanted."""
@@ -534,8 +531,8 @@ class DurableCall:
                 failure = str(error)
         now = asyncio.get_running_loop().time()
         seconds = _RECORDING_SECONDS
-        if self._deadline is not None:
-            seconds = min(seconds, max(_GRACE_SECONDS, self._deadline - now))
+        if self.ends_at is not None:
+            seconds = min(seconds, max(_GRACE_SECONDS, self.ends_at - now))
         timer = asyncio.timeout_at(now + seconds)
         try:
             async with timer:
@@ -554,24 +551,20 @@ class DurableCall:
             ) from error
 
     async def _write_outcome(self, status: Status, failure: str, result: bytes | None) -> None:
-        while True:
+        while not self._is_recorded:
             # A cancelled write may have reached the store, so the store is asked.
-            found = await self._store.load(self.key)
-            loop = None if found is None else Loop.read(found)
-            if found is None or loop is None or loop.owner != self._owner:
+            loop, version, now = await self.durable._found(self.key)
+            if loop is None or loop.owner != self._owner:
                 if status in ("running", "failed"):
                     return  # the key was not taken, or was taken over
-                raise _in_use(self.key, loop, "was taken over", await self._store.now())
+                raise _in_use(self.key, loop, "was taken over", now)
             question = loop.question if status in ("running", "failed") else None
             if status == "interrupted" and self._question is not None:
                 question = self._question[0]
-            now = await self._store.now()
             loop = replace(
                 loop, owner=None, status=status, question=question, changed_at=now, error=failure, result=result
             )
-            if await self._store.store(self.key, loop.record(found.version + 1), expected_version=found.version):
-                self._is_recorded = True
-                return
+            self._is_recorded = await self._is_written(loop, version)
 
     # Its loop.
 
@@ -654,11 +647,16 @@ class DurableCall:
     async def _write(self, loop: Loop, now: float) -> None:
         """Write the loop. This renews the lease."""
         loop = replace(loop, lease_until=now + self._lease_seconds)
-        version = self._version
-        if not await self._store.store(self.key, loop.record(version + 1), expected_version=version):
-            found = await self._store.load(self.key)
-            raise _in_use(self.key, None if found is None else Loop.read(found), "was taken over", now)
-        self._loop, self._version = loop, version + 1
+        if not await self._is_written(loop, self._version):
+            found, _, now = await self.durable._found(self.key)
+            raise _in_use(self.key, found, "was taken over", now)
+
+    async def _is_written(self, loop: Loop, version: int) -> bool:
+        """Write the loop if the present record has this version; return whether the loop was written."""
+        is_written = await self._store.store(self.key, loop.record(version + 1), expected_version=version)
+        if is_written:
+            self._loop, self._version = loop, version + 1
+        return is_written
 
     async def _renew(self) -> None:
         """Renew the lease when no state was kept for a third of the lease."""
@@ -704,21 +702,6 @@ _WHY_NO_ANSWER: Final[dict[Status, str]] = {
     "failed": "its last call has failed, without a question",
     "interrupted": "its question was answered",
 }
-
-
-class TimeLeft(float):
-    """The remaining seconds of a timeout. Messages show the timeout as the user gave it."""
-
-    _given: float
-
-    def __new__(cls, given: float, left: float) -> Self:
-        """Return the remaining seconds, which know the given timeout."""
-        self = super().__new__(cls, left)
-        self._given = given
-        return self
-
-    def __format__(self, spec: str, /) -> str:
-        return format(self._given, spec)
 
 
 def _states(records: Sequence[LoopRecord]) -> list[LoopState]:
