@@ -147,10 +147,6 @@ class Stream(ABC, Generic[T_co, Tag_co]):
     @abstractmethod
     def _start(self) -> object: ...
 
-    async def _collect(self) -> list[T_co]:
-        """Return the results that were not read yet."""
-        return [result async for result in self]
-
 
 def is_shown(wanted: bool) -> bool:
     """Whether a progress bar is wanted and can be shown, because standard error is a terminal.

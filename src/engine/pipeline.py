@@ -750,18 +750,6 @@ class CallsStream(OwnStream[Pipeline, T_co, Tag_co]):
             await self.aclose()
         return frame
 
-    async def _collect(self) -> list[T_co]:
-        """Return the results that were not read yet. The reader is woken only for errors and at the end."""
-        results: list[T_co] = []
-        window = self._start().window
-        window.collected = results
-        try:
-            async for result in self:
-                results.append(result)  # noqa: PERF401 - the window appends to the same list in between
-        finally:
-            window.collected = None  # breaks a cycle through the results
-        return results
-
 
 def own_pipeline(runtime: Runtime, calls: Calls, options: ExecutionOptions) -> Pipeline:
     """Begin a stream of calls in a scope of its own."""

@@ -543,7 +543,7 @@ class Service(Generic[P, R]):
             Exception: the error of the first failed call in input order; the other calls are cancelled.
         """
         async with self.stream(calls, progress=progress, **options) as results:
-            return await results._collect()
+            return [result async for result in results]
 
     def attach(
         self, key: str, /, *, events: type[E], after: int = 0

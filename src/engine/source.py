@@ -39,7 +39,6 @@ class ReorderWindow(Listener):
         turns: whose turn it is at each node that takes items in order.
         on_room: called once when there is room again.
         on_settled: the same.
-        collected: the list that takes results as they end, in their turn; None where a reader takes each item.
         service: the deployment that the stream belongs to.
         asking: whether the task of the source waits for room, or for the source.
         closed: whether the source is asked for no more items.
@@ -50,7 +49,7 @@ class ReorderWindow(Listener):
 
     __slots__ = (
         "_completion_order", "_loop", "_on_fatal", "_reader", "_unwinding", "asking", "cancelled",
-        "closed", "collected", "expired", "failed", "frames", "limit", "on_room", "on_settled", "position", "reserved",
+        "closed", "expired", "failed", "frames", "limit", "on_room", "on_settled", "position", "reserved",
         "service", "size", "submitted", "turns",
     )  # fmt: skip
 
@@ -76,7 +75,6 @@ class ReorderWindow(Listener):
         self.position = 0
         self.asking = False
         self.closed = False
-        self.collected: list[Any] | None = None
         self.service: AnyDeployment | None = None  # pyright: ignore[reportIncompatibleMethodOverride] - set later
         self.failed = 0
         self.cancelled = 0
@@ -201,7 +199,7 @@ class ReorderWindow(Listener):
         elif self._completion_order is not None:
             self._completion_order.append(frame.item)
             has_turn = True
-        if has_turn and (self.collected is None or not self._collect(self.collected)):
+        if has_turn:
             self.wake_reader()
         if self.on_settled is not None and not frame.unwinding:
             self.on_settled(frame)
@@ -217,18 +215,6 @@ class ReorderWindow(Listener):
             self.limit += 1
             self._make_room()
             self.wake_reader()  # the reader may wait for the last item to leave the window
-
-    def _collect(self, collected: list[Any]) -> bool:
-        """Take the items that have ended with a result; return False if the reader has to be woken.
-
-        It has to be for an error, and when no items are left.
-        """
-        while (frame := self.peek()) is not None:
-            if frame.state != "done":
-                return False
-            self.take()
-            collected.append(frame.result)
-        return self.position < self.submitted
 
     def _make_room(self) -> None:
         on_room, self.on_room = self.on_room, None

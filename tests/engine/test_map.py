@@ -3,10 +3,8 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import Coroutine, Generator
 from dataclasses import dataclass
-from types import coroutine
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, telemetry
-from penstock.testing import run_seeded, run_virtual
+from penstock.testing import run_seeded
 
 
 class Refused(Exception):
@@ -156,35 +154,6 @@ async def test_results_are_freed_when_the_caller_drops_them_and_not_when_cycles_
             assert [value() for value in seen] == [None] * 10
     finally:
         gc.enable()
-
-
-def test_its_reader_is_not_woken_for_each_result() -> None:
-    woken = 0
-
-    @coroutine
-    def counted(work: Coroutine[Any, Any, list[int]]) -> Generator[Any, Any, list[int]]:
-        nonlocal woken
-        while True:
-            try:
-                waits_for = work.send(None)
-            except StopIteration as stop:
-                return cast("list[int]", stop.value)
-            yield waits_for
-            woken += 1
-
-    @ps.node
-    async def work(number: int) -> int:
-        await asyncio.sleep(5 + number % 5)  # with five in flight, items end one by one
-        return number
-
-    of = ps.graph(work)
-
-    async def main() -> list[int]:
-        async with engine.deploy(of) as service:
-            return await counted(service.map(map(of, range(50)), max_in_flight=5))
-
-    assert run_virtual(main) == [*range(50)]
-    assert woken < 10  # only near the end
 
 
 async def test_a_profile_that_ends_during_a_map_does_not_blame_its_reader() -> None:

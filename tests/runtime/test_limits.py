@@ -157,6 +157,9 @@ async def test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_s
     async def values(x: int) -> AsyncIterator[list[Any]]:
         return ps.map_each(all_four, numbers(x))
 
+    async def read_to_end(stream: engine.Stream[Any]) -> list[Any]:
+        return [value async for value in stream]
+
     async def busy_when_held(own: engine.Engine, work: Awaitable[object], *, users: int = 1) -> None:
         task = asyncio.ensure_future(work)
         try:
@@ -179,7 +182,7 @@ async def test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_s
                 await busy_when_held(own, work, users=3)
             elif verb.startswith("stream"):
                 calls = values(5) if verb == "stream of values" else (all_four(x) for x in range(5))
-                await busy_when_held(own, own.stream(calls, **options)._collect())  # type: ignore[call-overload]
+                await busy_when_held(own, read_to_end(own.stream(calls, **options)))  # type: ignore[call-overload]
             else:
                 async with own.deploy(all_four, **options) as service:
                     if verb == "deploy":

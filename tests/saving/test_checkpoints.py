@@ -1391,7 +1391,7 @@ async def test_a_state_that_fails_is_the_error_of_the_stream(tmp_path: Path) -> 
     ) as stream:
         reader.values = [await anext(stream) for _ in range(5)]
         with pytest.raises(ValueError, match="no state now"):
-            await stream._collect()
+            [value async for value in stream]
 
 
 @dataclass(frozen=True)
@@ -1515,7 +1515,7 @@ async def test_profiles_and_statistics_show_what_snapshots_cost(tmp_path: Path) 
                 await stream.checkpoint()
             assert stream.statistics().snapshots_saved == 3
             assert "3 saved, 0 skipped, 0 failed, at most 1 values apart" in str(stream.statistics())
-            await stream._collect()
+            [value async for value in stream]
     shown = " ".join(str(profile).split())
     assert "snapshots 4 of sums," in shown
     assert "beside the pipeline each; for copies, steps waited 0 s" in shown
