@@ -4,9 +4,9 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import reduce
-from operator import itemgetter
+from dataclasses import dataclass, fields, replace
+from functools import partial, reduce
+from operator import attrgetter, itemgetter
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -83,21 +83,14 @@ class Stacked:
         return None if self.parts is None else (self.item_tokens, self.tokens)
 
 
-class Stacker:
-    """Stacks the arguments of one node's items.
-
-    Args:
-        items: describes the items.
-
-    Attributes:
-        items: describes the items.
-    """
+class Stacker(BatchItems):
+    """Describes the arguments of one node's items, and stacks them."""
 
     # Ownership: threads of devices stack, several at once where a node has replicas. Only `_told_of` changes, and it
     # only grows; at worst, two threads warn of one parameter.
 
-    def __init__(self, items: BatchItems) -> None:
-        self.items = items
+    def __init__(self, node: str, parameters: Sequence[str], batch: DeviceBatch | PackedBatch) -> None:
+        super().__init__(node, parameters, batch)
         self._told_of: set[str] = set()
 
     def stack(self, items: Sequence[BatchItem], size: int) -> Stacked:
@@ -109,10 +102,32 @@ class Stacker:
             items: at least one item, with arrays that are `on_host`.
             size: number of rows to make: at least one for each item, or as many packed rows as hold the items.
         """
-        if self.items.packed is not None:
-            return self._stack_packed(items, size, self.items.packed)
         columns = zip(*[item.arrays for item in items], strict=True)
-        return self.stack_columns(items[0].signature, columns, [item.lengths for item in items], size)
+        lengths = [item.lengths for item in items]
+        if self.packed is None:
+            return self.stack_columns(items[0].signature, columns, lengths, size)
+        length = _row_length(items[0])
+        segments, positions = aligned((size, length), np.int32), aligned((size, length), np.int32)
+        segments[...] = positions[...] = 0
+        counted = np.arange(length, dtype=np.int32)
+        places: list[tuple[int, slice]] = []
+        parts: list[Any] = []
+        for row, members in enumerate(self.rows_of(items)):
+            start = 0
+            for number, item in enumerate(members):
+                (count,) = item.lengths[0]
+                place = row, slice(start, start + count)
+                segments[place] = number + 1
+                positions[place] = counted[:count]
+                places.append(place)
+                # Indexing with an ellipsis gives an array even for a number, as in `_rows`.
+                parts.append((row, number, ...) if self.packed.results == "items" else place)
+                start += int(item.cost)
+        return replace(
+            self.stack_columns(items[0].signature, columns, lengths, size, places),
+            masks=(segments, positions), parts=parts,
+            tokens=segments.size, item_tokens=sum([count for (count,), *_ in lengths]),
+        )  # fmt: skip
 
     def stack_columns(
         self,
@@ -120,6 +135,7 @@ class Stacker:
         columns: Iterator[tuple[Array, ...]],
         all_lengths: Sequence[tuple[tuple[int, ...], ...]],
         size: int,
+        places: Sequence[Any] | None = None,
     ) -> Stacked:
         """Stack items as `stack` does, given column by column.
 
@@ -128,18 +144,18 @@ class Stacker:
             columns: for each array of an item, that array of every item.
             all_lengths: for each item, the lengths of its padded arguments.
             size: number of rows to make.
+            places: for each item, its place in packed rows; None if each item has a row of its own.
         """
         count = len(all_lengths)
-        assert count <= size
         arguments: list[Any] = []
         masks: list[Array] = []
         real_elements = elements = 0
-        for (parameter, axes), (structure, kinds) in zip(self.items.parameters, signature, strict=True):
+        for (parameter, axes), (structure, kinds) in zip(self.parameters, signature, strict=True):
             stacked: list[Array] = []
             for (dtype, shape, besides), rows in zip(kinds, columns, strict=False):
                 if len(rows) * rows[0].nbytes > _MOST_REPEATED_BYTES and parameter not in self._told_of:
                     self._warn_of_repeated(parameter, rows)
-                make = _column_of_lengths if axes else _column
+                make = partial(_column_of_lengths, places) if axes else _column
                 if besides is None:
                     column = make(rows, dtype, shape, size)
                 elif besides is WEAK:
@@ -151,52 +167,16 @@ class Stacker:
                 elements += size * math.prod(shape)
                 real = [math.prod(row.shape[: len(shape)]) for row in rows] if axes else [count * math.prod(shape)]
                 real_elements += sum(real)
-            if axes:
+            if axes and places is None:
                 lengths = [each[len(masks)] for each in all_lengths]
                 masks.append(_mask(lengths, [kinds[0][1][axis] for axis in axes], size))
             arguments.append(structure.unflatten(stacked))
         return Stacked(tuple(arguments), tuple(masks), count, size, real_elements, elements)
 
-    def _stack_packed(self, items: Sequence[BatchItem], size: int, packed: PackedBatch) -> Stacked:
-        length = _row_length(items[0])
-        segments, positions = aligned((size, length), np.int32), aligned((size, length), np.int32)
-        segments[...] = positions[...] = 0
-        counted = np.arange(length, dtype=np.int32)
-        places: list[tuple[int, slice]] = []
-        parts: list[Any] = []
-        for row, members in enumerate(self.rows_of(items, packed)):
-            start = 0
-            for number, item in enumerate(members):
-                (count,) = item.lengths[0]
-                place = row, slice(start, start + count)
-                segments[place] = number + 1
-                positions[place] = counted[:count]
-                places.append(place)
-                # Indexing with an ellipsis gives an array even for a number, as in `_rows`.
-                parts.append((row, number, ...) if packed.results == "items" else place)
-                start += int(item.cost)
-        columns = zip(*[item.arrays for item in items], strict=True)
-        arguments: list[Any] = []
-        real_elements = elements = 0
-        for structure, kinds in items[0].signature:
-            stacked: list[Array] = []
-            for (dtype, shape, besides), arrays in zip(kinds, columns, strict=False):
-                column = aligned((size, *shape), dtype)
-                column[...] = 0
-                for place, array in zip(places, arrays, strict=True):
-                    column[place] = array
-                stacked.append(column.view(WeakRows) if besides is WEAK else column)
-                elements += column.size
-                real_elements += sum([array.size for array in arrays])
-            arguments.append(structure.unflatten(stacked))
-        return Stacked(
-            tuple(arguments), (segments, positions), len(items), size, real_elements, elements,
-            parts, segments.size, sum([item.lengths[0][0] for item in items]),
-        )  # fmt: skip
-
-    def rows_of(self, items: Sequence[BatchItem], packed: PackedBatch) -> list[list[BatchItem]]:
-        """Return items of one group row by row."""
-        return in_order(items, _cost, _row_length(items[0]), packed.items_per_row)
+    def rows_of(self, items: Sequence[BatchItem]) -> list[list[BatchItem]]:
+        """Return items of one group row by row, for packed rows."""
+        assert self.packed is not None
+        return in_order(items, attrgetter("cost"), _row_length(items[0]), self.packed.items_per_row)
 
     def check_packed(self, result: Iterable[Array], shape: tuple[int, int]) -> None:
         """Check the arrays of a result for packed rows.
@@ -208,7 +188,7 @@ class Stacker:
         Raises:
             ValueError: an array does not have an entry for each item, or each token, of each row.
         """
-        node, packed = self.items.node, self.items.packed
+        node, packed = self.node, self.packed
         assert packed is not None
         wanted = (shape[0], packed.items_per_row) if packed.results == "items" else shape
         for array in result:
@@ -227,7 +207,7 @@ class Stacker:
             self._told_of.add(parameter)
             logs.warning(
                 "batch.repeats_one_array",
-                node=self.items.node,
+                node=self.node,
                 argument=parameter,
                 rows=count,
                 size_bytes=size_bytes,
@@ -324,10 +304,6 @@ def split(result: Any, stacked: Stacked, node: str) -> list[Any]:
     return [structure.unflatten(row) for row in zip(*columns, strict=True)]
 
 
-def _cost(item: BatchItem) -> float:
-    return item.cost
-
-
 def _row_length(item: BatchItem) -> int:
     """Return the length of the rows that an item goes into, which is the length of the arrays in its signature."""
     (_, ((_, shape, _), *_)), *_ = item.signature
@@ -387,13 +363,16 @@ def _column(rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ...], size: i
     return column
 
 
-def _column_of_lengths(rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ...], size: int) -> Array:
+def _column_of_lengths(
+    places: Sequence[Any] | None, rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ...], size: int
+) -> Array:
     column = aligned((size, *shape), dtype)
-    column[: len(rows)] = 0
+    column[...] = 0
     for index, row in enumerate(rows):
-        real: Any = (index, *map(slice, row.shape))
-        column[real] = row
-    column[len(rows) :] = column[len(rows) - 1]
+        place: Any = (index, *map(slice, row.shape)) if places is None else places[index]
+        column[place] = row
+    if places is None:
+        column[len(rows) :] = column[len(rows) - 1]
     return column
 
 
@@ -428,8 +407,7 @@ class Arguments:
         shared: positions of the arguments that are the same for all calls of a batch, including the arguments of
             resources and the static ones.
         stacked: positions of the other arguments.
-        items: describes the stacked arguments; None without a batch.
-        stacker: stacks these arguments; None without a batch.
+        items: describes and stacks these arguments; None without a batch.
         parameters: positions of the arguments that come from resources and are not static.
         static: positions of the static arguments.
 
@@ -470,8 +448,7 @@ class Arguments:
             i for i, one in enumerate(self.names) if found[one].kind is inspect.Parameter.KEYWORD_ONLY
         )
         self._last: _LastItem | None = None
-        self.items: BatchItems | None = None
-        self.stacker: Stacker | None = None
+        self.items: Stacker | None = None
         self.masked: tuple[str, ...] = ()
         if batch is not None:
             if self.names and {*self.names} <= {*static, *shared}:
@@ -479,8 +456,7 @@ class Arguments:
                     f"device node {name!r} has batch=, and all of its parameters are named in shared= or static=: "
                     "leave out the one that differs from call to call"
                 )
-            self.items = BatchItems(name, [self.names[i] for i in self.stacked], batch)
-            self.stacker = Stacker(self.items)
+            self.items = Stacker(name, [self.names[i] for i in self.stacked], batch)
             self.masked = self.items.padded
             if isinstance(batch, PackedBatch):
                 self.masked = self.masked[:1] * len(self.masks)
@@ -576,15 +552,15 @@ class Arguments:
             The arguments of the vectorised program (stacked arguments, shared arguments, and masks), and the stacked
             arguments with their sizes.
         """
-        assert self.stacker is not None
+        assert self.items is not None
         if {*map(type, given)} == {tuple}:  # nearly always
             columns, (signature, *_) = tuple(zip(*given, strict=True)), cast("tuple[Any, ...]", group)
             of_arrays = iter(self._stacked_of(columns))
-            stacked = self.stacker.stack_columns(signature, of_arrays, [()] * len(given), size)
+            stacked = self.items.stack_columns(signature, of_arrays, [()] * len(given), size)
             shared = self._shared_of(given[0])
         else:
             items = [self.as_item(args, group) for args in given]
-            stacked, shared = self.stacker.stack(items, size), items[0].shared
+            stacked, shared = self.items.stack(items, size), items[0].shared
         args: list[Any] = [None] * len(self.names)
         for position, argument in zip(self.stacked, stacked.arguments, strict=True):
             args[position] = argument

@@ -195,10 +195,9 @@ class DeviceFunction:
         if jitted is None or jitted.placement is not placement or placement.mesh is not None:
             jitted = self._jitted = self._jitted_for(placement, args)
         refuse_own_x64(jitted.name)
-        flat = None if are_arrays(args) else jax.tree.flatten(args)
-        size_bytes, is_plain = on_host_of(args if flat is None else flat[0])
+        size_bytes, is_plain = on_host_of(args if are_arrays(args) else jax.tree.leaves(args))
         call = DeviceCall(jitted, args, size_bytes)
-        call.is_plain, call.returns_pending, call.wait, call.flat = is_plain, not self._ready, spans.waiting(), flat
+        call.is_plain, call.returns_pending, call.wait = is_plain, not self._ready, spans.waiting()
         if collectors.running and (actor := calling_actor()) is not None:
             call.sampler, call.frame = actor.sampler, enclosing_frame()
         if (queue := device.functions.get(self._owner)) is None:

@@ -465,11 +465,10 @@ class Job:
             self.times.dispatch_begins()
         if executable is None and self._begins_as_usual():
             return self._arrays()
-        flat = self._flattened()
-        self._leaves = flat[0]
+        self._leaves, structure = jax.tree.flatten(self._args)
         span = self._span
         if executable is None:
-            executable = CACHE.find(self._jitted, self._args, flat)
+            executable = CACHE.find(self._jitted, self._args, (self._leaves, structure))
         if executable is None:
             if self.times is not None:
                 self.times.compile_begins()
@@ -488,14 +487,6 @@ class Job:
         if self.times is not None:
             self.times.dispatched()
         return self._arrays()
-
-    def _flattened(self) -> tuple[list[Any], Any]:
-        """Return leaves and structure of the arguments.
-
-        `DeviceCall.flat` is not used where the caller gets a pending result: some of those arguments were copied.
-        """
-        call = self.calls[0]
-        return (None if call.returns_pending else call.flat) or jax.tree.flatten(self._args)
 
     def _begins_as_usual(self) -> bool:
         """Enqueue the program of the last calls, without a look at the arguments; return False if it may not fit."""
@@ -716,8 +707,6 @@ class SingleJob(Job):
             call, post = self.calls[0], self._device.mailbox.post
             # With several devices, the queue has to know which of them is free.
             self.is_awaited = bool(self.times or self._span) or len(self._queue.replicas) > 1
-            if (flat := call.flat) is not None:
-                self._leaves = flat[0]
             self._origin = Origin(call.label, self.inputs())
             ORIGINS.add(arrays, self._origin)
             if self.times is not None:

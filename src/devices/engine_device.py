@@ -19,7 +19,6 @@ from ..telemetry import spans
 from .arguments import Arguments, BatchLog
 from .batch_items import BatchItem
 from .compiling import CACHE, JittedFunction
-from .device_batch import PackedBatch
 from .device_errors import is_out_of_memory
 from .dispatch import THREADS, BatchJob, Job, SingleJob
 from .parameters import PlacedParameters, SameParameters, with_same
@@ -44,7 +43,6 @@ class DeviceCall:
         jitted: the function that the call runs.
         args: the arguments, one for each parameter. In a batch, a `BatchItem`, unless `Arguments.alike` found the
             arguments to be like those of the call before.
-        flat: leaves and structure of the arguments, if they are known and the program gets the arguments unchanged.
         result: the future that the caller waits for. None before the call is submitted, and once the caller has the
             result or has left: an error refers to this call by its traceback, so call and future would keep each other
             alive.
@@ -83,7 +81,6 @@ class DeviceCall:
     result: asyncio.Future[Any] | None = field(default=None, init=False)
     is_plain: bool = field(default=False, init=False)
     returns_pending: bool = field(default=False, init=False)
-    flat: tuple[list[Any], Any] | None = field(default=None, init=False)
     wait: "DeviceWait | None" = field(default=None, init=False)
     queue: "CallQueue | None" = field(default=None, init=False)
     started: bool = field(default=False, init=False)
@@ -190,7 +187,7 @@ class DeviceCall:
     def end(self) -> None:
         """Note that the device is done with the call, and forget the arguments."""
         self.returned = True
-        self.args, self.flat = (), None
+        self.args = ()
         if self._on_returned:
             callbacks, self._on_returned = self._on_returned, ()
             for callback in callbacks:
@@ -392,6 +389,7 @@ class SingleCallQueue(CallQueue):
         jitted: the function that all calls run; None if each call has its own (`DeviceCall.jitted`).
         parameters: positions of the arguments that are parameters.
         limit: the most calls that the device's thread holds.
+        job: makes the job of a call.
     """
 
     def __init__(
@@ -401,14 +399,16 @@ class SingleCallQueue(CallQueue):
         jitted: JittedFunction | None = None,
         parameters: tuple[int, ...] = (),
         limit: int = AHEAD,
+        job: Callable[..., SingleJob] = SingleJob,
     ) -> None:
         super().__init__(name, device, None, limit)
+        self._job = job
         self._jitted = jitted
         self._parameters = parameters
 
     def start(self, calls: list[DeviceCall]) -> None:
         """Have the device run the only call of the list."""
-        SingleJob(self._jitted or calls[0].jitted, self.device, calls[0], self, self._parameters).submit()
+        self._job(self._jitted or calls[0].jitted, self.device, calls[0], self, self._parameters).submit()
 
     def give(self, call: DeviceCall, value: Any) -> None:
         """Give a caller its result, which is ready, or which no thread waits for."""
@@ -673,6 +673,7 @@ class BatchCallQueue(CallQueue):
         in_parts: runs a failed batch again in parts, then calls the given function; None if no batch may run again.
 
     Attributes:
+        items: describes and stacks the arguments of the calls.
         limits: how large the batches may be.
     """
 
@@ -694,9 +695,11 @@ class BatchCallQueue(CallQueue):
         in_parts: "Callable[[BatchCallQueue, BatchJob, Callable[[], None]], object] | None",
     ) -> None:
         super().__init__(arguments.name, device, batch, prefetch, sizes[0])
-        self.packed = batch if isinstance(batch, PackedBatch) else None
+        assert arguments.items is not None
+        self.items = arguments.items
         # Limits count calls. With packed rows, a limit counts the calls of full rows.
-        self._most_per_row = 1 if self.packed is None else self.packed.items_per_row
+        packed = self.items.packed
+        self._most_per_row = 1 if packed is None else packed.items_per_row
         self.limits = SizeLimits([size * self._most_per_row for size in sizes])
         self._unbegun: BatchJob | None = None  # the last job of the thread, if further calls may be added to the job
         # The most calls of that job. 0 with packed rows: there the costs decide how many calls have room.
@@ -715,9 +718,8 @@ class BatchCallQueue(CallQueue):
     def start(self, calls: list[DeviceCall]) -> None:
         """Have the device run some calls as one batch."""
         rows = len(self.rows_of(calls))
-        limits = self.limits
-        # Few batches have limits by group.
-        is_try = limits.begins_trial(calls[0].group, rows * self._most_per_row) if limits.by_group else False
+        limit = self.limits.get(calls[0].group) if self.limits else None
+        is_try = limit is not None and limit.begins_trial(rows * self._most_per_row)
         job = self.run_batch(calls, partial(self._ended, is_try, self.device.loop.time()))
         self._under_way.append(job)
         self._unbegun = job if rows < self._most and len(self.replicas) == 1 else None
@@ -725,7 +727,7 @@ class BatchCallQueue(CallQueue):
     @property
     def largest(self) -> Mapping[Hashable, int]:
         """The most calls together, by group, for groups of which more calls did not fit the device."""
-        return self.limits.largest if self.limits.by_group else {}
+        return self.limits.largest if self.limits else {}
 
     @property
     def is_next(self) -> bool:
@@ -820,7 +822,7 @@ class BatchCallQueue(CallQueue):
         if job is None:
             return
         with job.lock:
-            if job.is_closed or (group := job.calls[0].group) in self.limits.by_group:
+            if job.is_closed or (group := job.calls[0].group) in self.limits:
                 self._unbegun = None
                 return
             left = [call for call in job.calls if call.is_left]
@@ -859,7 +861,7 @@ class BatchCallQueue(CallQueue):
         if job.error is not None and job.has_run and self._in_parts is not None and isinstance(job.error, Exception):
             self._in_parts(self, job, partial(self._over, job, began))
             return
-        if self.limits.by_group and job.results and job.stacked is not None:
+        if self.limits and job.results and job.stacked is not None:
             self.limits.fitted(job.calls[0].group, job.stacked.size * self._most_per_row, is_try=is_try)
         try:
             job.settle()
@@ -869,21 +871,19 @@ class BatchCallQueue(CallQueue):
     def exceeded(self, job: BatchJob) -> bool:
         """Note that a batch did not fit the memory of the device; return whether a smaller batch may fit."""
         assert job.stacked is not None
-        return self.limits.exceeded(job.calls[0].group, job.stacked.size * self._most_per_row)
+        return self.limits[job.calls[0].group].exceeded(job.stacked.size * self._most_per_row)
 
     def first(self, calls: Sequence[DeviceCall], most: int) -> int:
         """Return how many of the first calls make a batch that is limited to `most` calls."""
         rows = max(1, most // self._most_per_row)
-        return most if self.packed is None else sum(map(len, self.rows_of(calls)[:rows]))
+        return most if self.items.packed is None else sum(map(len, self.rows_of(calls)[:rows]))
 
     def rows_of(self, calls: Sequence[DeviceCall]) -> Sequence[Any]:
         """Return the rows of a batch of calls of one group: the calls, or with packed rows the items of each row."""
-        if self.packed is None:
+        if self.items.packed is None:
             return calls
-        assert self._arguments.stacker is not None
-        return self._arguments.stacker.rows_of([cast("BatchItem", call.args) for call in calls], self.packed)
+        return self.items.rows_of([cast("BatchItem", call.args) for call in calls])
 
     def describe(self, call: DeviceCall) -> str:
         """Return dtypes, shapes and size of the arguments of a call, for an error."""
-        assert self._arguments.items is not None
-        return self._arguments.items.describe(self._arguments.as_item(call.args, call.group))
+        return self.items.describe(self._arguments.as_item(call.args, call.group))

@@ -15,6 +15,7 @@ from .arguments import Arguments, BatchLog, on_host, unwrapped
 from .compiling import JittedFunction
 from .device_batch import DeviceBatch, PackedBatch, batch_sizes
 from .device_pool import DevicePool
+from .dispatch import SingleJob
 from .engine_device import (
     AHEAD,
     BatchCallQueue,
@@ -79,6 +80,7 @@ class DeviceExecutor(Execution):
         specs: how the arguments and the result are split over a mesh.
         runs_many_programs: whether a call runs its program several times, so that no other program can join it or take
             its parts.
+        job: makes the job of a call without a batch.
 
     Raises:
         TypeError: the function cannot be compiled as asked.
@@ -86,6 +88,7 @@ class DeviceExecutor(Execution):
 
     _is_compiled = _gathers = True
     runs_many_programs = False
+    job: Callable[..., SingleJob] = SingleJob
 
     def __init__(
         self,
@@ -176,7 +179,7 @@ class DeviceExecutor(Execution):
         options, specs = self.options, self.specs
         specs.check(placement)
         in_specs = [specs.of(name) for name in arguments.names]
-        if arguments.stacker is not None:
+        if arguments.items is not None:
             in_specs += [specs.of_mask(name) for name in arguments.masked]
         if options.batch is None:
             fn = _in_order(self.fn, arguments)
@@ -227,10 +230,6 @@ class DeviceExecutor(Execution):
     def variants(self, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Return the arguments of each program that calls without a batch need, given the arguments of an item."""
         return [values]
-
-    def single_queue(self, *args: Any) -> SingleCallQueue:
-        """Return the queue of the node's calls without a batch, for a device."""
-        return SingleCallQueue(*args)
 
     def _check_reload(self, old: Any, new: Any) -> None:
         """Refuse parameters that would need another program.
@@ -377,8 +376,8 @@ def _vectorised(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., A
 
 def _in_rows(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:
     """Return the function of packed rows. Its result is checked while the function is traced."""
-    assert arguments.stacker is not None
-    stacker = arguments.stacker
+    stacker = arguments.items
+    assert stacker is not None
 
     def call(*values: Any) -> Any:
         count = len(arguments.names)
@@ -414,7 +413,7 @@ class PlacedNode:
         self._jitted = [executor.jitted(device.placement, arguments, donated) for device in devices]
         self._arguments = arguments
         self._parameters = [(position, SameParameters()) for position in arguments.parameters]
-        self._is_batched = arguments.stacker is not None
+        self._is_batched = arguments.items is not None
         self._sizes: tuple[int, ...] = ()  # the sizes that batches are padded to
         if executor.batch is not None:
             self._sizes = executor.batch_sizes(executor.batch, arguments)
@@ -433,7 +432,7 @@ class PlacedNode:
         refuse_own_x64(self._executor.name)
         variants = self._executor.variants(values)
         arguments = self._arguments
-        if arguments.stacker is not None:
+        if arguments.items is not None:
             item, group = arguments.describe_item(values)
             variants = [arguments.stack([on_host(item)], group, size)[0] for size in self._sizes]
         compiled = [
@@ -470,7 +469,7 @@ class PlacedNode:
     def _queue(self, device: EngineDevice, jitted: JittedFunction, executor: DeviceExecutor) -> CallQueue:
         arguments, options = self._arguments, executor.options
         if executor.batch is None:
-            return executor.single_queue(jitted.name, device, jitted, arguments.parameters, executor.ahead)
+            return SingleCallQueue(jitted.name, device, jitted, arguments.parameters, executor.ahead, executor.job)
         return BatchCallQueue(
             arguments, self._parameters, device, jitted, executor.batch, self._sizes, options.prefetch,
             executor.batch_log, in_parts=PartsOfBatch if options.pure else None,

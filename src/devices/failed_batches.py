@@ -45,9 +45,9 @@ class PartsOfBatch:
             self._on_over()
             return
         calls, rows = self._parts.pop()
-        size = self._queue.limits.size(calls[0].group)
-        if rows is None and size is not None:
-            count = self._queue.first(calls, size)
+        limit = self._queue.limits.get(calls[0].group)
+        if rows is None and limit is not None:
+            count = self._queue.first(calls, limit.size)
             self._parts += [(calls[count:], None)] if calls[count:] else []
             calls = calls[:count]
         self._queue.run_batch(calls, self._ended, rows)
@@ -58,7 +58,7 @@ class PartsOfBatch:
         if queue.exceeded(job):
             self._parts.append((calls, None))
             return
-        what = "item" if queue.packed is None else "row"
+        what = "item" if queue.items.packed is None else "row"
         for call in calls:
             error = DeviceError(
                 f"one {what} of node {queue.name!r} does not fit the memory of {queue.device.name}: "

@@ -83,49 +83,34 @@ class SizeLimit:
         return self._fitted >= self._patience.get(size, _FIRST_PATIENCE)
 
 
-class SizeLimits:
-    """The limits of one node on one device. Each group of calls has its own limit, because its items have other sizes.
+class SizeLimits(dict[Hashable, SizeLimit]):
+    """The limits of one node on one device, by group: the items of each group have other sizes. Few groups have one.
 
     Args:
         sizes: the sizes that batches are padded to, in ascending order.
-
-    Attributes:
-        by_group: the limit of each group that has a limit.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
         self._sizes = sizes
-        self.by_group: dict[Hashable, SizeLimit] = {}
+
+    def __missing__(self, group: Hashable) -> SizeLimit:
+        """Return a limit for a group that has had none."""
+        if len(self) >= _MOST_LIMITS:
+            del self[next(iter(self))]
+        self[group] = made = SizeLimit(self._sizes)
+        return made
 
     @property
     def largest(self) -> dict[Hashable, int]:
         """The most calls of the next batch, for each group whose next batch is limited."""
-        limits = self.by_group.items()
-        return {group: most for group, limit in limits if (most := limit.max_calls) is not None}
-
-    def size(self, group: Hashable) -> int | None:
-        """Return the largest batch to run of a group; None if the group has no limit."""
-        limit = self.by_group.get(group)
-        return None if limit is None else limit.size
-
-    def begins_trial(self, group: Hashable, count: int) -> bool:
-        """Note that a batch of `count` calls begins; return whether the batch is a try above the limit."""
-        limit = self.by_group.get(group)
-        return limit is not None and limit.begins_trial(count)
+        return {group: most for group, limit in self.items() if (most := limit.max_calls) is not None}
 
     def fitted(self, group: Hashable, size: int, *, is_try: bool) -> None:
         """Note that a batch padded to `size` did fit. `is_try` says whether it began as a try."""
-        limit = self.by_group.get(group)
+        limit = self.get(group)
         if limit is None:
             return
         limit.fitted(size, is_try=is_try)
         if limit.is_lifted:
-            del self.by_group[group]
-
-    def exceeded(self, group: Hashable, size: int) -> bool:
-        """Note that a batch padded to `size` did not fit; return whether a smaller batch may fit."""
-        if group not in self.by_group:
-            if len(self.by_group) >= _MOST_LIMITS:
-                del self.by_group[next(iter(self.by_group))]
-            self.by_group[group] = SizeLimit(self._sizes)
-        return self.by_group[group].exceeded(size)
+            del self[group]

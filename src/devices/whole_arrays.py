@@ -18,7 +18,6 @@ from ..engine.tracing.template import SCALARS, Constant, Read, Template, reads
 from .arguments import Arguments
 from .device_batch import PackedBatch
 from .dispatch import Job, SingleJob
-from .engine_device import DeviceCall, SingleCallQueue
 from .executor import DeviceExecutor, Samples
 from .parameter_checks import DeviceOptions
 from .programs import is_random_key
@@ -367,6 +366,7 @@ class ChunkedExecutor(DeviceExecutor):
         self.rows = rows
         self.batch_size = batch_size
         self._parts = parts
+        self.job = functools.partial(_ChunkedJob, self)
 
     @property
     def is_split(self) -> bool:
@@ -395,32 +395,15 @@ class ChunkedExecutor(DeviceExecutor):
         """Return the arguments of the programs that calls need, given the arguments of one item."""
         return [next(iter(self.rows.split(self.rows.of_item(values), self.chunk_size)))[1]]
 
-    def single_queue(self, *args: Any) -> SingleCallQueue:
-        """Return the queue of the node's calls for a device."""
-        return _ChunkedQueue(self, *args)
-
-
-class _ChunkedQueue(SingleCallQueue):
-    """Has a device run whole arrays in chunks."""
-
-    def __init__(self, executor: ChunkedExecutor, *args: Any) -> None:
-        super().__init__(*args)
-        self._executor = executor
-
-    def start(self, calls: list[DeviceCall]) -> None:
-        """Have the device run the only call of the list."""
-        call = calls[0]
-        call.returns_pending = False  # the result is an array of the host, complete when all chunks are computed
-        call.is_plain = False  # the program gets chunks, and `_enqueue` begins each
-        _ChunkedJob(call.jitted, self.device, call, self, self._parameters, self._executor).submit()
-
 
 class _ChunkedJob(SingleJob):
     """Runs the chunks of one call, one after the other."""
 
-    def __init__(self, *args: Any) -> None:
-        *others, self._executor = args
-        super().__init__(*others)
+    def __init__(self, executor: ChunkedExecutor, *args: Any) -> None:
+        super().__init__(*args)
+        self._executor = executor
+        self._returns_pending = False  # the result is an array of the host, complete when all chunks are computed
+        self.calls[0].is_plain = False  # the program gets chunks, and `_enqueue` begins each
         self._rest: Iterator[tuple[int, tuple[Any, ...]]] | None = None
         self._real = 0
         self._ahead: deque[tuple[Any, int]] = deque()

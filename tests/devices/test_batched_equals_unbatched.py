@@ -21,7 +21,6 @@ from penstock.devices.arguments import (  # noqa: E402
     Stacker,
     split,
 )
-from penstock.devices.batch_items import BatchItems  # noqa: E402
 from penstock.devices.device_batch import batch_sizes  # noqa: E402
 from penstock.devices.engine_device import batch_size  # noqa: E402
 from penstock.devices.programs import current  # noqa: E402
@@ -151,8 +150,8 @@ def test_a_batch_gives_what_its_items_give_alone(
     values = np.random.default_rng(seed).uniform(-4, 4, (count, 2, *shape)).astype(dtype)
     items = [STRUCTURES[structure](np.array(x), np.array(y)) for x, y in values]
     fn = compose(names)
-    stacker = Stacker(BatchItems("fn", [f"argument {number}" for number in range(len(items[0]))], BATCH))
-    prepared = [stacker.items.item(arguments, current()) for arguments in items]
+    stacker = Stacker("fn", [f"argument {number}" for number in range(len(items[0]))], BATCH)
+    prepared = [stacker.item(arguments, current()) for arguments in items]
     assert len({item.signature for item in prepared}) == 1
     stacked = stacker.stack(prepared, batch_size(count, batch_sizes(BATCH)))
     results = split(jax.vmap(fn)(*stacked.arguments), stacked, "fn")
@@ -179,12 +178,12 @@ def test_ragged_items_give_what_they_give_without_padding(
     random = np.random.default_rng(seed)
     table = random.normal(size=(50, 5)).astype(np.float32)
     fn, batched = pooled
-    stacker = Stacker(BatchItems("fn", ["tokens"], devices.DeviceBatch(4, pad_axes={"tokens": 0})))
+    stacker = Stacker("fn", ["tokens"], devices.DeviceBatch(4, pad_axes={"tokens": 0}))
     padding = BatchLog("padding")
     groups: dict[Any, list[Any]] = {}
     for length in lengths:
         tokens = random.integers(0, 50, length)
-        item = stacker.items.item([tokens], current())
+        item = stacker.item([tokens], current())
         groups.setdefault(item.signature, []).append((tokens, item))
     for members in groups.values():
         for first in range(0, len(members), 4):

@@ -123,23 +123,22 @@ def test_whatever_has_happened_it_comes_to_an_end(room: list[int]) -> None:
 
 def test_limits_are_of_their_own_group_and_are_forgotten() -> None:
     limits = SizeLimits(SIZES)
-    assert limits.exceeded("long", 32)
-    assert limits.exceeded("longer", 16)
+    assert limits["long"].exceeded(32)
+    assert limits["longer"].exceeded(16)
     assert limits.largest == {"long": 16, "longer": 8}
-    assert (limits.size("long"), limits.size("longer"), limits.size("short")) == (16, 8, None)
-    assert not limits.begins_trial("short", 32)
+    assert {group: limit.size for group, limit in limits.items()} == {"long": 16, "longer": 8}
     for _ in range(16):
         limits.fitted("long", 16, is_try=False)
     assert limits.largest == {"long": 32, "longer": 8}
-    assert limits.begins_trial("long", 32)
+    assert limits["long"].begins_trial(32)
     assert limits.largest == {"long": 16, "longer": 8}
     limits.fitted("long", 32, is_try=True)
     assert limits.largest == {"longer": 8}
-    assert limits.size("long") == 32  # an old limit is kept for some more batches
+    assert limits["long"].size == 32  # an old limit is kept for some more batches
     for _ in range(16):
         limits.fitted("long", 32, is_try=False)
-    assert limits.size("long") is None
+    assert "long" not in limits
     for number in range(256):
-        limits.exceeded(number, 32)
+        limits[number].exceeded(32)
     assert "longer" not in limits.largest
     assert len(limits.largest) == 256

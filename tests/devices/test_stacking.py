@@ -18,18 +18,18 @@ from penstock.devices.arguments import (  # noqa: E402
     on_host,
     split,
 )
-from penstock.devices.batch_items import BatchItem, BatchItems  # noqa: E402
+from penstock.devices.batch_items import BatchItem  # noqa: E402
 from penstock.devices.device_batch import SHORTEST_LENGTH, DeviceBatch, batch_sizes, padded_length  # noqa: E402
 from penstock.devices.engine_device import batch_size  # noqa: E402
 from penstock.devices.programs import current  # noqa: E402
 
 
 def stacker_of(*parameters: str, **options: Any) -> Stacker:
-    return Stacker(BatchItems("embed", parameters, DeviceBatch(8, **options)))
+    return Stacker("embed", parameters, DeviceBatch(8, **options))
 
 
 def item_of(stacker: Stacker, *arguments: Any) -> BatchItem:
-    return stacker.items.item(arguments, current())
+    return stacker.item(arguments, current())
 
 
 def test_items_become_rows_and_the_last_one_is_repeated() -> None:
@@ -224,7 +224,7 @@ def test_the_padding_share_counts_rows_and_lengths() -> None:
 def test_an_item_is_described_with_its_sizes() -> None:
     stacker = stacker_of("tokens", "scale", pad_axes={"tokens": 0})
     item = item_of(stacker, np.zeros((9, 100), np.int32), 1.0)
-    assert stacker.items.describe(item) == "tokens int32[16,100], scale float32[]; 6,404 bytes"
+    assert stacker.describe(item) == "tokens int32[16,100], scale float32[]; 6,404 bytes"
 
 
 @pytest.mark.parametrize(
