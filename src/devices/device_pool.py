@@ -20,7 +20,7 @@ from ..engine.nesting import pools_around
 from ..telemetry import spans
 from ..telemetry.profiling import collectors
 from .compiling import CACHE, JittedFunction
-from .engine_device import DeviceCall, EngineDevice, SingleCallQueue
+from .engine_device import DeviceCall, EngineDevice, SingleCallQueue, all_compiled
 from .jax_import import is_device, start_backends
 from .parameter_checks import parameter_names
 from .parameters import put_there
@@ -177,16 +177,8 @@ class DeviceFunction:
             jitted = self._jitted_for(placement, args)
             wanted[jitted.serial, signature_of(args, (), configuration, jitted)] = jitted, args
         with _LOG.announced(wanted):
-            programs = [device.compile(jitted, args) for jitted, args in wanted.values()]
-            try:
-                for count, program in enumerate(programs, 1):  # programs are compiled one after the other
-                    await program
-                    if on_progress is not None:
-                        on_progress(count, len(programs))
-            finally:
-                for program in programs:
-                    program.cancel()
-        return len(programs)
+            await all_compiled([device.compile(jitted, args) for jitted, args in wanted.values()], on_progress)
+        return len(wanted)
 
     async def call(self, args: tuple[Any, ...]) -> Any:
         """Run the function with these arguments."""

@@ -653,6 +653,25 @@ def _tell(done: "asyncio.Future[Executable]", found: Executable | BaseException)
         done.set_result(found)
 
 
+async def all_compiled(
+    programs: "Sequence[asyncio.Future[Executable]]", on_progress: Callable[[int, int], object] | None = None
+) -> None:
+    """Wait for programs, which are compiled one after the other. After an error, no other program begins.
+
+    Args:
+        programs: the programs, as `EngineDevice.compile` returns them.
+        on_progress: called after each program, with the number of compiled programs and the number of all programs.
+    """
+    try:
+        for count, program in enumerate(programs, 1):
+            await program
+            if on_progress is not None:
+                on_progress(count, len(programs))
+    finally:
+        for program in programs:
+            program.cancel()  # no effect on a compilation that has ended
+
+
 def batch_size(count: int, sizes: tuple[int, ...]) -> int:
     """Return the smallest size that holds `count` items; the sizes ascend, and the last one holds them."""
     return sizes[bisect_left(sizes, count)]

@@ -1,6 +1,5 @@
 """How device nodes run: the programs of each node, its devices, and the calls of its call sites."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -24,6 +23,7 @@ from .engine_device import (
     DeviceCall,
     EngineDevice,
     SingleCallQueue,
+    all_compiled,
     share,
 )
 from .failed_batches import PartsOfBatch
@@ -39,7 +39,6 @@ from .untyped_jax import jax
 if TYPE_CHECKING:
     from ..actors.frame import Frame
     from ..actors.node_actor import NodeActor
-    from ..actors.sampler import ExecutionSampler
     from ..engine.node import CallSite, Node, Site
     from ..engine.pools import Pools
     from ..engine.program import Pass
@@ -435,34 +434,27 @@ class PlacedNode:
         if arguments.items is not None:
             item, group = arguments.describe_item(values)
             variants = [arguments.stack([on_host(item)], group, size)[0] for size in self._sizes]
-        compiled = [
-            device.compile(jitted, args)
-            for device, jitted in zip(self._devices, self._jitted, strict=True)
-            for args in variants
-        ]
-        try:
-            await asyncio.wait(compiled)
-        finally:
-            for future in compiled:
-                future.cancel()  # no effect on a compilation that has ended
-        for future in compiled:
-            future.result()
+        devices = list(zip(self._devices, self._jitted, strict=True))
+        await all_compiled([device.compile(jitted, args) for device, jitted in devices for args in variants])
 
     def call(
-        self, kind: type[C], values: tuple[Any, ...], label: str, sampler: "ExecutionSampler | None", frame: "Frame"
+        self, kind: type[C], actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> C:
-        """Return a call of the class `kind` for an item, with one argument for each parameter.
+        """Return a call of the class `kind` for an item.
 
         Raises:
             DeviceError: the calling thread has its own setting of 64 bits.
         """
+        arguments = self._arguments
         if own_x64() is not UNSET:
-            refuse_own_x64(self._arguments.name)
-        if self._is_batched:  # the queue of a batched node looks at the arguments
-            return kind(self._jitted[0], values, 0, frame.priority, frame.deadline, label, sampler, frame)
-        values = with_same(self._parameters, values)
-        size_bytes, is_plain = self._arguments.on_host_of(values)
-        call = kind(self._jitted[0], values, size_bytes, frame.priority, frame.deadline, label, sampler, frame)
+            refuse_own_x64(arguments.name)
+        if kwargs or len(args) != len(arguments.names):
+            args = arguments.bind(args, kwargs)
+        size_bytes, is_plain = 0, False
+        if not self._is_batched:  # the queue of a batched node looks at the arguments
+            args = with_same(self._parameters, args)
+            size_bytes, is_plain = arguments.on_host_of(args)
+        call = kind(self._jitted[0], args, size_bytes, frame.priority, frame.deadline, actor.name, actor.sampler, frame)
         call.is_plain = is_plain
         return call
 
@@ -492,10 +484,9 @@ class OnDevice(Bound):
         self._pools = pools
         self._device_strategy = device_strategy
         self._arguments = executor.arguments_at(site)
-        self._parameter_count = len(self._arguments.names)
         self._donated = executor.donated(site)
         self._state = None if site.state is None else self._arguments.names.index(site.state)
-        self._label, self._returns_pending = site.label, site.returns_pending
+        self._returns_pending = site.returns_pending
         if executor.batch is None and executor.options.replicas == 1:
             self._most_begun = executor.ahead
         self._placed: PlacedNode | None = None  # valid while the Engine and its devices are open
@@ -508,7 +499,8 @@ class OnDevice(Bound):
             placed = self._placed = await self._executor.opened(
                 self._pools, self._device_strategy, self._arguments, self._donated
             )
-        call = self._call(DeviceCall, placed, actor, frame, attempt.args, attempt.kwargs)
+        call = placed.call(DeviceCall, actor, frame, attempt.args, attempt.kwargs)
+        call.returns_pending = self._returns_pending
         if (state := self._state) is not None:
             events = frame.group.events
             kept = () if events is None else events.kept()
@@ -528,23 +520,8 @@ class OnDevice(Bound):
         placed = self._placed
         if placed is None:
             return None
-        call = self._call(DetachedDeviceCall, placed, actor, frame, args, kwargs)
+        call = placed.call(DetachedDeviceCall, actor, frame, args, kwargs)
+        call.returns_pending = self._returns_pending
         call.step_begins(actor, frame)
         placed.queue.submit(call)
-        return call
-
-    def _call(
-        self,
-        kind: type[C],
-        placed: PlacedNode,
-        actor: "NodeActor",
-        frame: "Frame",
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> C:
-        if kwargs or len(args) != self._parameter_count:
-            args = self._arguments.bind(args, kwargs)
-        call = placed.call(kind, args, self._label, actor.sampler, frame)
-        if self._returns_pending:
-            call.returns_pending = True
         return call

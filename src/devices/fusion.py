@@ -159,21 +159,28 @@ def static_templates(step: Step) -> tuple[Template, ...]:
     return tuple([member.templates[position] for position in member.static])
 
 
-def region_node(steps: Sequence[Step]) -> "tuple[Node[..., Any], tuple[Template, ...]]":
+def region_node(
+    steps: Sequence[Step], resource_sources: Set[int]
+) -> "tuple[Node[..., Any], tuple[Template, ...]] | None":
     """Make one node of several.
 
     Args:
         steps: calls of pure device nodes with equal options, in topological order. The last step gives the result, and
             no step outside reads any other.
+        resource_sources: the numbers of resources.
 
     Returns:
-        The node, and the templates of its arguments.
+        The node, and the templates of its arguments. None if the nodes are batched, and no argument would have a row
+        for each call. A number that is written in the graph has rows for a single node, but is a part of the program
+        of a region.
     """
     members = _with_contractions([_member(step) for step in steps])
     inputs = Inputs(members)
     for member in members:
         member.templates = inputs.localised(member)
     executors = [_executor(step) for step in steps]
+    if executors[0].options.batch is not None and not inputs.have_rows(resource_sources):
+        return None
     name = _joined(step.callee.name for step in steps)
     identity = (name, *executors, *[member.identity for member in members])
     try:
@@ -183,20 +190,6 @@ def region_node(steps: Sequence[Step]) -> "tuple[Node[..., Any], tuple[Template,
     except TypeError:  # unhashable, as a pytree's structure can be
         node = _make(steps, name, executors, members, inputs)
     return node, tuple(inputs.templates)
-
-
-def _can_be_batched(steps: Sequence[Step], resource_sources: Set[int]) -> bool:
-    """Return whether a region of batched nodes would have an argument with a row for each call.
-
-    A number that is written in the graph has rows for a single node, but is a part of the program of a region.
-    """
-    if _executor(steps[0]).options.batch is None:
-        return True
-    members = [_member(step) for step in steps]
-    inputs = Inputs(members)
-    for member in members:
-        inputs.localised(member)
-    return inputs.have_rows(resource_sources)
 
 
 def _executor(step: Step) -> DeviceExecutor:
@@ -368,14 +361,12 @@ def fuse_regions(draft: Draft) -> tuple[Draft, PassReport]:
     changes: list[str] = []
     for index, chain in enumerate(draft.steps):
         region = survey.region_of[index]
-        if region is None or len(region.members) == 1:
+        if region is None or region.made is None:
             steps.append(chain)
         elif index == region.members[0]:  # the last step of the region: all values that the region reads exist by then
-            members = survey.steps(region)
-            node, arguments = region_node(members)
-            last = members[-1]
+            (node, arguments), last = region.made, chain[0]
             steps.append((Step(node, last.source, arguments, {}, (), last.location),))
-            less = len(members) - 1
+            less = len(region.members) - 1
             changes.append(f"one program for {node.name}: {less} call{'s' * (less > 1)} of the device less")
     joined, more, apart = join_stages(replace(draft, steps=tuple(steps)))
     after = len(steps) - sum(chain[0].is_joined for chain in joined.steps)
@@ -391,11 +382,13 @@ class _Region:
         kind: a key that the steps have in common.
         waits_for: the steps that every member waits for, as the bits of a number.
         members: indexes of the steps, the last one first.
+        made: the node of the region, and the templates of its arguments; None if the steps stay apart.
     """
 
     kind: Hashable
     waits_for: int
     members: list[int] = field(default_factory=list[int])
+    made: "tuple[Node[..., Any], tuple[Template, ...]] | None" = None
 
 
 class _Survey:
@@ -415,11 +408,7 @@ class _Survey:
         self._waits_for = self._find_waits()
         self.region_of: list[_Region | None] = [None] * len(draft.steps)
         self._find_regions({read.source for read in reads(draft.result)})
-        self._leave_out_what_has_no_rows(draft.resource_sources)
-
-    def steps(self, region: _Region) -> list[Step]:
-        """Return the steps of a region, in their order."""
-        return [self._chains[member][0] for member in reversed(region.members)]
+        self._make_nodes(draft.resource_sources)
 
     def notes(self) -> tuple[str, ...]:
         """Return a line for each device node that was not fused, with the reason."""
@@ -506,14 +495,13 @@ class _Survey:
                 into.update((read.source, escapes) for read in reads(*static_templates(chain[0])))
                 into.update((source, escapes) for source in self._not_by_chunks(chain[0]))
 
-    def _leave_out_what_has_no_rows(self, resource_sources: Set[int]) -> None:
+    def _make_nodes(self, resource_sources: Set[int]) -> None:
         for region in {id(one): one for one in self.region_of if one is not None}.values():
-            steps = self.steps(region)
-            if len(steps) > 1 and not _can_be_batched(steps, resource_sources):
+            steps = [self._chains[member][0] for member in reversed(region.members)]
+            region.made = region_node(steps, resource_sources) if len(steps) > 1 else None
+            if len(steps) > 1 and region.made is None:
                 name = _joined(step.callee.name for step in steps)
                 self._alone[f"{name} is not one program: no argument would have a row for each call"] = None
-                for member in region.members:
-                    self.region_of[member] = None
 
     def _joined(self, region: _Region, index: int, kind: Hashable) -> _Region:
         """Return the region of the readers if a step can join it, else a new one."""
