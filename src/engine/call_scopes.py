@@ -143,11 +143,11 @@ class DeploymentScope(CallScope):
 
     def plan_of(self, call: Call[Any]) -> Plan:
         """Return the plan that the deployment started with."""
-        return self._deployment.graphs.deployed(call.graph).program.plan
+        return self._deployment.deployed(call.graph).program.plan
 
     def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
         """Take a place, if a place is free and the resources of the graph are open."""
-        wired = self._deployment.graphs.find(call.graph)
+        wired = self._deployment.wired.get(call.graph)
         if (
             self._deployment.by_key  # `admit` calls the user's function `key=`, which may fail
             or wired is None
@@ -161,7 +161,7 @@ class DeploymentScope(CallScope):
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Wait until the resources are open, and for a place."""
-        wired = self._deployment.graphs.deployed(call.graph)
+        wired = self._deployment.deployed(call.graph)
         check_key(wired.program.plan, self.verb, self._asked)
         self._share = await self._deployment.admit(call.graph, call.arguments, wired, priority, deadline)
         return self._admitted(wired)

@@ -1,7 +1,7 @@
 """Deployment, the state behind a Service: its graphs, its calls in flight, and its life from start to stop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,80 +43,6 @@ if TYPE_CHECKING:
     from .pipeline import Pipeline
 
 
-class HostedGraphs:
-    """The graphs of one deployment, with their plans from its start; later rebindings do not change these plans.
-
-    Attributes:
-        names: the names of the graphs, for messages.
-        ready: the actors of each graph whose calls give one value and need no key; empty before `prepare`.
-    """
-
-    def __init__(self, graphs: tuple[Graph[..., Any], ...]) -> None:
-        self.names = ", ".join(graph.name for graph in graphs)
-        self.ready: dict[Graph[..., Any], Wired] = {}
-        self._wired: dict[Graph[..., Any], Wired] = {}
-        self._graphs = graphs
-
-    async def prepare(self, scope: Scope, *, warms_up: bool) -> None:
-        """Make the actors, and enter the stateful nodes.
-
-        Args:
-            scope: the scope in which the actors run.
-            warms_up: whether device nodes are compiled now, instead of by their first call.
-
-        Raises:
-            Exception: a graph cannot be traced or deployed, or a stateful node did not start.
-        """
-        for graph in self._graphs:
-            plan = graph._planned(scope.options)
-            for node in stateful_nodes(plan):
-                if node.policy.ordered:
-                    raise PlanError(
-                        f"graph {graph.name!r} cannot be deployed: node {node.name!r} has ordered=True, and the calls "
-                        "of a deployment have no order; use engine.stream(calls)"
-                    )
-            wired = self._wired[graph] = await scope.prepare(plan)
-            if warms_up:
-                await warm_up(wired.program, scope.engine.pools, scope.options.device_strategy)
-            if not plan._gives_stream and plan._durable is None:
-                self.ready[graph] = wired
-
-    def one_value(self, graph: Graph[..., Any], verb: str, asked: DurableKey = NO_KEY) -> Wired:
-        """Return the actors of a graph whose calls give one value.
-
-        Raises:
-            PlanError: the graph is not part of this deployment, or its calls give streams.
-            OptionsError: the graph has a durable loop and the call has no key, or the call has a key and the graph has
-                no durable loop.
-        """
-        wired = self.deployed(graph)
-        if wired.program.plan._gives_stream:
-            raise gives_stream(graph, verb)
-        check_key(wired.program.plan, verb, asked)
-        return wired
-
-    def find(self, graph: Graph[..., Any]) -> Wired | None:
-        """Return the actors of a graph; None before `prepare` has made them."""
-        return self._wired.get(graph)
-
-    def __iter__(self) -> Iterator[Wired]:
-        """Yield the actors of every graph."""
-        return iter(self._wired.values())
-
-    def deployed(self, graph: Graph[..., Any]) -> Wired:
-        """Return the actors of a graph.
-
-        Raises:
-            PlanError: the graph is not part of this deployment.
-        """
-        if graph not in self._wired:
-            raise PlanError(
-                f"graph {graph.name!r} is not part of this deployment of {self.names}; deploy them together: "
-                f"engine.deploy({self.names}, {graph.name})"
-            )
-        return self._wired[graph]
-
-
 ServiceState = Literal["starting", "ready", "draining", "stopped"]
 """The values of `service.state`."""
 
@@ -126,7 +52,9 @@ class Deployment:
 
     Attributes:
         runtime: the shared state of its Engine.
-        graphs: the deployed graphs, and their actors.
+        names: the names of the graphs, for messages.
+        wired: the actors of each graph, with their plans from the start; later rebindings do not change these plans.
+        ready: the actors of each graph whose calls give one value and need no key.
         state: "starting", "ready", "draining" or "stopped".
         scope: the scope of its calls; None before `start`.
         admission: the places of the deployment, from `start` on.
@@ -150,8 +78,10 @@ class Deployment:
         shares: FairShares | None = None,
     ) -> None:
         self.runtime = runtime
-        self.graphs = HostedGraphs(graphs)
-        self.names = self.graphs.names
+        self.names = ", ".join(graph.name for graph in graphs)
+        self.wired: dict[Graph[..., Any], Wired] = {}
+        self.ready: dict[Graph[..., Any], Wired] = {}
+        self._graphs = graphs
         self._options = options
         self._shares = shares
         self.by_key = shares is not None
@@ -211,12 +141,8 @@ class Deployment:
         if options.collect_metrics:
             metrics.opened(self)
         # In a task of its own, so that an abort can cancel the start without cancelling the caller.
-        self._starting = start_task(
-            self.scope.loop,
-            self.graphs.prepare(self.scope, warms_up=self._warms_up),
-            name="penstock-service-start",
-            context=context,
-        )
+        preparing = self._prepare(self.scope)
+        self._starting = start_task(self.scope.loop, preparing, name="penstock-service-start", context=context)
         try:
             await asyncio.wait([self._starting])
             if self._is_stopped():
@@ -228,6 +154,53 @@ class Deployment:
         finally:
             if not self._is_ready():
                 await uninterrupted(self.abort_soon())
+
+    async def _prepare(self, scope: Scope) -> None:
+        """Make the actors, and enter the stateful nodes.
+
+        Raises:
+            Exception: a graph cannot be traced or deployed, or a stateful node did not start.
+        """
+        for graph in self._graphs:
+            plan = graph._planned(scope.options)
+            for node in stateful_nodes(plan):
+                if node.policy.ordered:
+                    raise PlanError(
+                        f"graph {graph.name!r} cannot be deployed: node {node.name!r} has ordered=True, and the calls "
+                        "of a deployment have no order; use engine.stream(calls)"
+                    )
+            wired = self.wired[graph] = await scope.prepare(plan)
+            if self._warms_up:
+                await warm_up(wired.program, scope.engine.pools, scope.options.device_strategy)
+            if not plan._gives_stream and plan._durable is None:
+                self.ready[graph] = wired
+
+    def one_value(self, graph: Graph[..., Any], verb: str, asked: DurableKey = NO_KEY) -> Wired:
+        """Return the actors of a graph whose calls give one value.
+
+        Raises:
+            PlanError: the graph is not part of this deployment, or its calls give streams.
+            OptionsError: the graph has a durable loop and the call has no key, or the call has a key and the graph has
+                no durable loop.
+        """
+        wired = self.deployed(graph)
+        if wired.program.plan._gives_stream:
+            raise gives_stream(graph, verb)
+        check_key(wired.program.plan, verb, asked)
+        return wired
+
+    def deployed(self, graph: Graph[..., Any]) -> Wired:
+        """Return the actors of a graph.
+
+        Raises:
+            PlanError: the graph is not part of this deployment.
+        """
+        if graph not in self.wired:
+            raise PlanError(
+                f"graph {graph.name!r} is not part of this deployment of {self.names}; deploy them together: "
+                f"engine.deploy({self.names}, {graph.name})"
+            )
+        return self.wired[graph]
 
     async def wait_ready(self) -> None:
         """Wait until calls are served.
@@ -505,7 +478,7 @@ class Deployment:
         """
         if self.state != "ready":
             raise self.stopped_error()
-        await self._reopen(next(wired.program for wired in self.graphs if opening in wired.program.resources))
+        await self._reopen(next(one.program for one in self.wired.values() if opening in one.program.resources))
 
     async def _reopen(self, program: Program) -> None:
         resources, caller = self.runtime.resources, object()

@@ -55,7 +55,7 @@ def _openings(deployment: Deployment, resource: object) -> list[Opening]:
     if not isinstance(resource, Resource):
         raise TypeError(f"service.reload takes a resource, got {resource!r}")
     name: str = resource.name
-    used = dict.fromkeys(opening for wired in deployment.graphs for opening in wired.program.resources)
+    used = dict.fromkeys(opening for wired in deployment.wired.values() for opening in wired.program.resources)
     openings = [opening for opening in used if opening.resource is resource]
     if not openings:
         names = ", ".join(dict.fromkeys(opening.name for opening in used)) or "none"

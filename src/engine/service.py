@@ -220,7 +220,7 @@ class Service(Generic[P, R]):
     def _drawings(self, elapsed_seconds: float | None) -> Iterator[Drawing]:
         scope = self._deployment.scope
         for graph in self._graphs:
-            wired = self._deployment.graphs.find(graph)
+            wired = self._deployment.wired.get(graph)
             if wired is None or scope is None:  # not started yet
                 yield drawing_of(graph._present_trace())
             else:
@@ -310,7 +310,7 @@ class Service(Generic[P, R]):
         check("detached", detached, SWITCH)
         self._deployment.check_callable()
         asked = DurableKey(durable_key, answer, on_finished)
-        plan = self._deployment.graphs.one_value(call.graph, "service.run", asked).program.plan
+        plan = self._deployment.one_value(call.graph, "service.run", asked).program.plan
         if detached:
             key = cast("str", durable_key)  # `stream` refuses a call without a key
             return await self.stream(
@@ -501,7 +501,7 @@ class Service(Generic[P, R]):
         check_events(events, capacity, is_one_call=isinstance(calls, Call))
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
-            gives_stream = self._deployment.graphs.deployed(call.graph).program.plan._gives_stream
+            gives_stream = self._deployment.deployed(call.graph).program.plan._gives_stream
             if not gives_stream and events is None:
                 raise gives_one_value(call.graph, "service")
             merged = self._merged("service.stream(call)", options)
@@ -693,14 +693,14 @@ class Service(Generic[P, R]):
         if self._options.collect_metrics and metrics.meter_provider() is not None:
             call.count()
         try:
-            wired, account = deployment.graphs.ready.get(graph), None
+            wired, account = deployment.ready.get(graph), None
             if (
                 wired is None
                 or not wired.program.is_filled
                 or deployment.by_key
                 or not deployment.admission.reserve_nowait()
             ):
-                wired = wired or deployment.graphs.one_value(graph, "service.run", asked)
+                wired = wired or deployment.one_value(graph, "service.run", asked)
                 account = await deployment.admit(graph, arguments, wired, call.priority, call.ends_at, call.run_span)
         except BaseException as error:
             call.report("running", error)
@@ -723,7 +723,7 @@ class Service(Generic[P, R]):
 
     async def _deployed(self, graph: Graph[..., Any]) -> Wired:
         deployment = self._deployment
-        return await deployment.restored(deployment.graphs.one_value(graph, "service.stream of many calls"))
+        return await deployment.restored(deployment.one_value(graph, "service.stream of many calls"))
 
     def _pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
         deployment = self._deployment
@@ -745,7 +745,7 @@ class Service(Generic[P, R]):
         return found
 
     def _durable(self, graph: Graph[..., Any]) -> "Durable | None":
-        own = self._deployment.graphs.deployed(graph).program.plan._durable
+        own = self._deployment.deployed(graph).program.plan._durable
         return own and (self._options.durable or own)
 
     def _merged(self, verb: str, options: Mapping[str, Any]) -> ExecutionOptions:

@@ -57,7 +57,7 @@ def given(value: object) -> dict[str, Any]:
 async def test_a_call_begins_as_the_frame_and_the_group_of_workers_that_it_is(graph: ps.Graph[[int], Any]) -> None:
     loop = asyncio.get_running_loop()
     async with engine.deploy(line, fork) as service:
-        wired = service._deployment.graphs.ready[graph]
+        wired = service._deployment.ready[graph]
     call: Any = RunningCall(loop, graph.name, ps.ExecutionOptions())
     group = WorkerGroup(loop, copy_context(), lambda _: None)
     frame = Frame(wired.program, (3,), group, call, 7, None)
