@@ -26,7 +26,6 @@ import numpy.typing as npt
 import optax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from sklearn.datasets import load_digits
 
 import penstock as ps
 from penstock import data, devices, engine
@@ -60,6 +59,8 @@ class Digits:
 
 def read_digits() -> tuple[Digits, Digits]:
     """Return the digits to train with, and the digits to hold out: the same split every time."""
+    from sklearn.datasets import load_digits  # takes longer to import than the rest of the program
+
     bunch: Any = load_digits()
     digits = Digits(bunch.images.astype(np.float32) / 16, bunch.target.astype(np.int32))
     order = np.random.default_rng(SEED).permutation(len(digits))

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import resource_tracker
 
 import pytest
@@ -130,10 +130,15 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_task_left_behind(nothing_left_behind: None, request: pytest.FixtureRequest) -> None:
-    """Fails an async test that leaves a task; other tests have no loop."""
-    if is_async_test(request.node):
-        request.getfixturevalue("_tasks_end")
+def no_task_left_behind(nothing_left_behind: None, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails an async test that leaves a task; other tests have no loop.
+
+    The fixture asks pytest-asyncio for the loop. An `async def` fixture would run the loop twice more for each test.
+    """
+    runner = request.getfixturevalue("_function_scoped_runner") if is_async_test(request.node) else None
+    yield
+    if runner is not None and asyncio.all_tasks(runner.get_loop()):
+        runner.run(_tasks_end())
 
 
 @pytest.fixture
@@ -143,9 +148,7 @@ def tracing() -> Iterator[Tracing]:
         yield found
 
 
-@pytest.fixture
-async def _tasks_end() -> AsyncIterator[None]:
-    yield
+async def _tasks_end() -> None:
     loop = asyncio.get_running_loop()
     give_up = time.monotonic() + 0.25
     while (left := asyncio.all_tasks(loop) - {asyncio.current_task()}) and time.monotonic() < give_up:

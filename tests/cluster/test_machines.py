@@ -6,13 +6,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.machines import SCENARIOS
 
-pytest.importorskip("ray", reason='needs Ray: pip install "penstock[ray]"')
+# Only the programs import Ray.
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason='needs Ray: pip install "penstock[ray]"')
 ROOT = Path(__file__).parents[2]
 QUICK = ["no_byte_of_an_array_passes_the_driver"]
 CUTS = [name for name in SCENARIOS if name.startswith("a_link_that_is_cut")]

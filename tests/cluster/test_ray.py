@@ -7,13 +7,15 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.scenarios import SCENARIOS
 
-pytest.importorskip("ray", reason='needs Ray: pip install "penstock[ray]"')
+# Only the programs import Ray.
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason='needs Ray: pip install "penstock[ray]"')
 ROOT = Path(__file__).parents[2]
 
 UNREACHABLE = """
@@ -33,6 +35,7 @@ except ps.ClusterError as error:
 
 KILLED = """
 import asyncio, os, signal, sys, time
+from importlib.util import find_spec
 from pathlib import Path
 import penstock as ps
 from penstock import cluster, engine

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import uvicorn
 
 import penstock as ps
@@ -30,6 +31,12 @@ async def served(application: Any) -> AsyncIterator[str]:
         finally:
             server.should_exit = True
             await task
+
+
+def client(url: str, key: str = "sk-1", **options: Any) -> Any:
+    """Return a client of the package `openai`, which takes a second to import; skip the test if it is not there."""
+    openai = pytest.importorskip("openai")
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, **options)
 
 
 opened: dict[str, int] = {"opened": 0, "closed": 0}

@@ -12,16 +12,10 @@ import structlog
 
 import penstock as ps
 from penstock import serving
-from tests.serving.openai_server import Messages, fails, length, served, thinker
+from tests.serving.openai_server import Messages, client, fails, length, served, thinker
 from tests.serving.test_upstreams import Server
 
-openai = pytest.importorskip("openai")
-
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
-
-
-def client(url: str) -> Any:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
 @ps.node
@@ -178,7 +172,7 @@ async def test_a_failure_behind_the_first_event_is_an_event() -> None:
     app = serving.openai({"fails": fails})
     async with served(app) as url, client(url) as ask:
         events = [event async for event in await ask.responses.create(model="fails", input="late", stream=True)]
-        with pytest.raises(openai.InternalServerError):
+        with pytest.raises(pytest.importorskip("openai").InternalServerError):
             await ask.responses.create(model="fails", input="early", stream=True)
     assert [event.type for event in events][-2:] == ["response.output_text.delta", "response.failed"]
     assert (events[-1].response.status, events[-1].response.error.message) == ("failed", "The server had an error.")
