@@ -6,6 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
+from functools import partial
 from time import perf_counter
 from types import CoroutineType, GeneratorType, coroutine
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
@@ -15,13 +16,12 @@ from ..telemetry import logs, names, spans
 from .accepted import check
 from .accepted import number as number_of
 from .chains import WATCHED, watched
-from .current import Handling, Position, source
+from .current import Handling, source
 from .execution import (
     LOST,
     Around,
     Attempt,
     Bound,
-    OutsideCall,
     Requeued,
     Run,
     ThreadCall,
@@ -32,16 +32,15 @@ from .execution import (
     leave_outside_call,
     outside_call_ended,
 )
-from .frame import Frame, foreign_cancel
+from .frame import Frame, MemberTask, foreign_cancel
 from .loop_host import GatedAttempt
 from .policy import Policy, Retry
-from .tasks import start_task
 
 if TYPE_CHECKING:
     from .loop_host import RestartGate
     from .node_actor import Invoke, NodeActor
     from .stream_buffer import Reader
-    from .worker import Member, Worker, WorkerGroup
+    from .worker import Worker
 
 # Runs the failover of a node for an item.
 Failover = Callable[[Attempt], Awaitable[Any]]
@@ -537,205 +536,158 @@ def hedged(after_seconds: float, budget: HedgeBudget) -> Around:
                 elapsed_seconds = perf_counter() - attempt._began
             elif attempt._member.position.attempt == 1:
                 budget.called()
-            return await _race(run, attempt, max(0.0, after_seconds - elapsed_seconds), budget)
+            async with Race(attempt, after_seconds - elapsed_seconds, budget, partial(_Second, run)) as race:
+                value = await run(attempt)
+                if not race.has_won:
+                    return value
+                attempt._frame.drop_unread(value)
+            return race.value
 
         return attempts
 
     return around
 
 
-def may_begin_second(first: Attempt, budget: HedgeBudget) -> bool:
-    """Whether a second attempt may begin: a place is free, and the budget allows it. If so, count the attempt."""
-    actor, frame, handlers = first._actor, first._frame, first._member.group.handlers
-    if frame.state != "running" or actor.bound._is_stopped or actor.limiter.free <= 0:
-        return False
-    if (handlers is not None and handlers.locked()) or not budget.take():
-        return False
-    actor.counted().hedged += 1
-    if frame.span is not None:
-        spans.happened(names.HEDGE, actor.name)
-    return True
+class Race:
+    """Two attempts of one item. The first runs in the `async with` block, and perhaps a second in a task beside it.
 
+    If the result of the second attempt counts, the first is cancelled, and the block ends without an error.
 
-def second_won(first: Attempt) -> None:
-    """Count a second attempt whose result is used."""
-    first._actor.counted().hedges_won += 1
-    if first._frame.span is not None:
-        spans.happened(names.HEDGE_WON, first._actor.name)
-
-
-async def _race(run: Run, first: Attempt, after_seconds: float, budget: HedgeBudget) -> Any:
-    race = HedgedAttempt(run, first, budget)
-    timer = race.group.loop.call_later(after_seconds, race.begin_second)
-    try:
-        value = await run(first)
-    except asyncio.CancelledError:
-        if race.was_cancelled():
-            race.stop()
-            raise
-    except Exception as error:
-        timer.cancel()
-        if not race.has_lost:
-            if race.second is None:
-                raise
-            if isinstance(error, Interrupted):  # a question is not a failure
-                race.stop()
-                raise
-            await race.second.over()
-            if not race.second.has_result:
-                raise
-            handled(first, "hedge", error)
-            second_won(first)
-        elif race.was_cancelled():
-            raise asyncio.CancelledError from None
-    except BaseException:  # a question, or an exception that ends more than the item
-        race.stop()
-        raise
-    else:
-        if not race.has_lost:
-            race.stop()
-            return value
-        first._frame.drop_unread(value)
-        if race.was_cancelled():
-            raise asyncio.CancelledError
-    finally:
-        timer.cancel()
-        race.is_over = True
-    assert race.second is not None
-    race.second.has_result = False  # the result is taken
-    return race.second.value
-
-
-class HedgedAttempt:
-    """Two attempts of one item.
-
-    Attributes:
+    Args:
         first: the first attempt.
-        second: the second attempt; None before it has begun.
-        has_lost: whether the first attempt was cancelled, because the second had a result before it.
-        is_over: whether the result that counts is decided.
-    """
-
-    __slots__ = ("_budget", "_run", "first", "group", "has_lost", "is_over", "second")
-
-    def __init__(self, run: Run, first: Attempt, budget: HedgeBudget) -> None:
-        self._run = run
-        self.first = first
-        self._budget = budget
-        self.group: WorkerGroup = first._member.group
-        self.second: SecondAttempt | None = None
-        self.has_lost = False
-        self.is_over = False
-
-    def begin_second(self) -> None:
-        """Begin the second attempt, if a place is free and the budget allows it."""
-        if may_begin_second(self.first, self._budget):
-            self.second = SecondAttempt(self, self._run, self.first)
-
-    def second_ended(self) -> None:
-        """Cancel the first attempt, if the second has a result and the first is still running."""
-        second, first = self.second, self.first
-        assert second is not None
-        if second.waiter is not None:
-            if not second.waiter.done():
-                second.waiter.set_result(None)
-        elif second.has_result and not self.is_over and first._frame.state == "running":
-            task = first._member.task
-            assert task is not None
-            self.has_lost = True
-            second_won(first)
-            task.cancel(LOST)
-        elif second.has_result:
-            first._frame.drop_unread(second.value)
-
-    def was_cancelled(self) -> bool:
-        """Take back the cancellation of the first attempt; return whether its task was also cancelled from outside."""
-        task = self.first._member.task
-        assert task is not None
-        return not self.has_lost or task.uncancel() > self.first._undisturbed
-
-    def stop(self) -> None:
-        """Cancel the second attempt, whose result is not needed."""
-        if self.second is not None:
-            self.second.cancel_if_in(self.first._frame)  # a call in a process goes on, and keeps its place
-            if self.second.has_result:
-                self.first._frame.drop_unread(self.second.value)
-
-
-class SecondAttempt:
-    """The second attempt, in its own task, which is a member of the group of workers of its frame.
+        after_seconds: after how many seconds the second attempt begins.
+        budget: bounds the number of second attempts.
+        begin: begins the second attempt, and returns its task.
 
     Attributes:
-        value: the result, once `has_result` is true.
-        has_result: whether the attempt has ended with a result that was not taken yet.
-        waiter: after the first attempt has failed: resolved once the second attempt has ended; None before.
+        has_won: whether the result of the second attempt counts.
+        value: this result.
     """
 
-    def __init__(self, race: HedgedAttempt, run: Run, first: Attempt) -> None:
-        actor, frame = first._actor, first._frame
-        self.group = race.group
-        self.position = Position()
-        self.position.frame, self.position.actor = frame, actor
-        self.cancels = 0
-        self.outside_call: OutsideCall | None = None
+    __slots__ = (
+        "_begin",
+        "_budget",
+        "_decided",
+        "_error",
+        "_is_over",
+        "_second",
+        "_timer",
+        "first",
+        "has_won",
+        "value",
+    )
+
+    def __init__(
+        self, first: Attempt, after_seconds: float, budget: HedgeBudget, begin: "Callable[[Race], MemberTask]"
+    ) -> None:
+        self.first = first
+        self.has_won = self._is_over = False
         self.value: Any = None
-        self.has_result = False
-        self.waiter: asyncio.Future[None] | None = None
-        self._race: HedgedAttempt | None = race
-        self._actor = actor
-        self._frame = frame
-        self._attempt = first._member.position.attempt
-        actor.limiter.free -= 1
-        self.group.joined(self)
-        context = copy_context()  # the context of the first attempt, which the timer runs in
-        context.run(source.set, self.position)
-        name = f"penstock-hedge {actor.name}"
-        self.task: asyncio.Task[None] | None = start_task(self.group.loop, self._work(run), name=name, context=context)
-        # A callback, because a task that is cancelled before its first step runs no `finally`.
-        self.task.add_done_callback(self._ended)
+        self._budget = budget
+        self._begin = begin
+        self._second: MemberTask | None = None
+        # the error of the first attempt, which waits for the second; the future ends the wait if the second wins
+        self._error: Exception | None = None
+        self._decided: asyncio.Future[None]
+        self._timer = first._member.group.loop.call_later(max(0.0, after_seconds), self._begin_second)
+
+    def wins(self) -> bool:
+        """Take note of a result of the second attempt; return whether the result counts."""
+        first = self.first
+        self.has_won = not self._is_over and first._frame.state == "running"
+        if self.has_won:
+            first._actor.counted().hedges_won += 1
+            if first._frame.span is not None:
+                spans.happened(names.HEDGE_WON, first._actor.name)
+            timeout = first._member.position.timeout
+            if self._error is not None:
+                handled(first, "hedge", self._error)
+                self._decided.set_result(None)
+            elif first._member.task is not None:
+                first._member.task.cancel(LOST)
+                if timeout is not None and not timeout.expired():  # nothing cuts the cleanup of the first short
+                    timeout.reschedule(None)
+        return self.has_won
+
+    async def __aenter__(self) -> "Race":
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> bool:
+        self._timer.cancel()
+        second, task = self._second, self.first._member.task
+        assert task is not None
+        try:
+            if not isinstance(error, Exception | asyncio.CancelledError | None):
+                self.has_won = False
+            elif self.has_won:
+                if task.uncancel() > self.first._undisturbed:  # its task was also cancelled from outside
+                    self.has_won = False
+                    if not isinstance(error, asyncio.CancelledError):
+                        raise asyncio.CancelledError from None
+            elif isinstance(error, Interrupted):  # a question is not a failure
+                pass
+            elif isinstance(error, Exception) and second is not None and second.task is not None:
+                self._error, self._decided = error, self.first._member.group.loop.create_future()
+                await asyncio.wait([second.task, self._decided], return_when=asyncio.FIRST_COMPLETED)
+            return self.has_won
+        finally:
+            self._is_over = True
+            self._second = self._error = None  # breaks cycles
+            if second is not None and not self.has_won:
+                second.lose()
+
+    def _begin_second(self) -> None:
+        """Begin the second attempt, if a place is free and the budget allows it."""
+        actor, frame, handlers = self.first._actor, self.first._frame, self.first._member.group.handlers
+        if frame.state != "running" or actor.bound._is_stopped or actor.limiter.free <= 0:
+            return
+        if (handlers is not None and handlers.locked()) or not self._budget.take():
+            return
+        actor.counted().hedged += 1
+        if frame.span is not None:
+            spans.happened(names.HEDGE, actor.name)
+        self._second = self._begin(self)
+
+
+class _Second(MemberTask):
+    """The second attempt of a function."""
+
+    __slots__ = ()
+
+    def __init__(self, run: Run, race: Race) -> None:
+        first = race.first
+        super().__init__(first._actor, first._member.group, first._frame)
+        # In a copy of the context of the first attempt, which the timer runs in.
+        self._begin(self._work(run, race), "hedge", copy_context())
 
     def cancel_if_in(self, frame: Frame) -> None:
         """Cancel the attempt of a frame that has ended."""
         if self.position.frame is frame:
-            cancel_once(self, LOST)
+            self.lose()
 
-    async def over(self) -> None:
-        """Wait until the second attempt has ended: the first attempt has failed."""
-        if self.task is None or self.task.done():
-            return
-        self.waiter = self.group.loop.create_future()
-        try:
-            await self.waiter
-        except asyncio.CancelledError:
-            self.cancel_if_in(self._frame)
-            raise
+    def lose(self) -> None:
+        """Cancel the attempt; a call in a process goes on, and keeps its place."""
+        cancel_once(self, LOST)
 
-    async def _work(self, run: Run) -> None:
-        self.position.task = self.task
-        member: Member = self
+    async def _work(self, run: Run, race: Race) -> None:
+        first, position, actor = race.first, self.position, self._actor
+        frame, position.task = first._frame, self.task
         try:
-            second = Attempt(member, self._actor, self._frame, *self._actor.arguments(self._frame.values))
-            self.position.attempt = self._attempt
+            second = Attempt(self, actor, frame, *actor.arguments(frame.values))
+            position.attempt = first._member.position.attempt
             async with self.group.handlers or nullcontext():
-                self.value = await run(second)
-            self.has_result = True
+                value = await run(second)
+            if race.wins():
+                race.value = value
+            else:
+                frame.drop_unread(value)
         except asyncio.CancelledError:
             pass  # cancelled by the engine, or with the loop: the first attempt decides the outcome of the item
         except BaseException as error:  # noqa: BLE001 - the first attempt decides
             if not isinstance(error, Exception):  # as in a worker: the exception ends more than the item
-                self._frame.fail(error, self._actor, self._attempt)
-            elif self._race is not None:
-                handled(self._race.first, "hedge", error)
+                frame.fail(error, actor, position.attempt)
+            else:
+                handled(first, "hedge", error)
         finally:
-            self.position.attempt_deadline = None
-            leave_outside_call(member, self._actor, self._frame)
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        frame, race = self._frame, self._race
-        self.position.frame = self.task = self._race = None
-        assert race is not None
-        race.second_ended()
-        self._actor.limiter.release()
-        if frame.state in ("failed", "cancelled"):
-            frame.leave()
-        self.group.left(self)
+            position.attempt_deadline = None
+            leave_outside_call(self, actor, frame)

@@ -4,7 +4,8 @@ import asyncio
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Iterator
+from contextvars import Context
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import CodeType, TracebackType
@@ -14,7 +15,7 @@ from weakref import WeakSet
 from .._errors import DeadlineExceeded, NodeCancelledError, add_note, copy_of, with_cause
 from ..telemetry import logs
 from ..telemetry.spans import FrameSpan
-from .current import Position
+from .current import Position, source
 from .stream_buffer import StreamBuffer, plain_error
 from .tasks import start_task
 
@@ -554,37 +555,82 @@ def _discard(frame: Frame, held: "dict[int, tuple[Any, NodeActor]]") -> None:
         _Discarding(frame.root.group, actor, value)
 
 
-class _Discarding:
-    """Awaits `discard=` of a node for one result, as a member of a group of workers; the node keeps a place until then.
+class MemberTask:
+    """A task that works beside the workers, as a member of their group; the node keeps a place until its end.
+
+    Args:
+        actor: the actor whose place the task holds.
+        group: the group.
+        frame: the frame that the task works for, whose end cancels it; None if the task goes on after that.
 
     Attributes: see `Member`.
     """
 
     __slots__ = ("_actor", "cancels", "group", "outside_call", "position", "task")
 
-    def __init__(self, group: "WorkerGroup", actor: "NodeActor", value: Any) -> None:
+    _is_pending = False  # whether the frame does not end before the task
+
+    def __init__(self, actor: "NodeActor", group: "WorkerGroup", frame: Frame | None) -> None:
         self.group = group
+        self.task: asyncio.Task[None] | None = None
         self.position = Position()
-        self.cancels = 0
+        if frame is not None:
+            self.position.frame, self.position.actor = frame, actor
+        self.cancels: int = 0
         self.outside_call: OutsideCall | None = None
         self._actor = actor
-        actor.limiter.take_over_limit()
-        actor.counted().abandoned += 1
-        group.joined(self)
-        work, name = _discarded(actor.policy.discard, value), f"penstock-discard {actor.name}"
-        self.task: asyncio.Task[None] | None = start_task(group.loop, work, name=name, context=group.context.copy())
-        self.task.add_done_callback(self._ended)
 
     def cancel_if_in(self, frame: Frame) -> None:
-        """Do nothing: this member runs because a frame has ended."""
+        """Cancel the task of a frame that has ended."""
+
+    def lose(self) -> None:
+        """End a second attempt, whose result is not needed."""
+
+    def _begin(self, work: Coroutine[Any, Any, None], kind: str, context: Context) -> None:
+        frame = self.position.frame
+        self._actor.limiter.take_over_limit()
+        if frame is not None:
+            context.run(source.set, self.position)
+            if self._is_pending:
+                frame.add_pending()
+        self.group.joined(self)
+        self.task = start_task(self.group.loop, work, context=context, name=f"penstock-{kind} {self._actor.name}")
+        # A callback, because a task that is cancelled before its first step does not run a `finally` of its own.
+        self.task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        frame = self.position.frame
+        self.position.frame = self.task = None
+        self._give_back()
+        if frame is not None:
+            if frame.state in ("failed", "cancelled"):
+                frame.leave()
+            elif self._is_pending:
+                frame.remove_pending()
+        self.group.left(self)
+
+    def _give_back(self) -> None:
+        self._actor.limiter.release()
+
+
+class _Discarding(MemberTask):
+    """Awaits `discard=` of a node for one result."""
+
+    __slots__ = ()
+
+    def __init__(self, group: "WorkerGroup", actor: "NodeActor", value: Any) -> None:
+        super().__init__(actor, group, None)
+        actor.counted().abandoned += 1
+        self._begin(_discarded(actor.policy.discard, value), "discard", group.context.copy())
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logs.warning("node.not_discarded", node=self._actor.name, graph=self._actor.graph, error=repr(error))
-        self.task = None
+        super()._ended(task)
+
+    def _give_back(self) -> None:
         self._actor.thread_returned()
-        self.group.left(self)
 
 
 async def _discarded(discard: Any, value: Any) -> None:

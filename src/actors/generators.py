@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .._errors import NodeCancelledError, with_cause
 from ..telemetry import logs
-from . import current
-from .attempts import HedgeBudget, compose, handled, may_begin_second, second_won
+from .attempts import HedgeBudget, Race, compose, handled
 from .current import starts_tasks
 from .execution import Around, Attempt, Bound, Run, TracedExecution, cancel_once, end_calls, tell_consumers
+from .frame import MemberTask
 from .loop_host import GatedAttempt, LoopStream
 from .policy import Policy
 from .stream_buffer import Reader, SplitBuffer, StreamBuffer
-from .tasks import close_stream, start_task
+from .tasks import close_stream
 
 if TYPE_CHECKING:
-    from .execution import OutsideCall
     from .frame import Frame
     from .loop_host import RestartGate
     from .node_actor import NodeActor
-    from .worker import Worker, WorkerGroup
+    from .worker import Worker
 
 
 # A step that gives a stream is done once the stream is opened. From then on, a `GeneratorTask` drives the generator and
@@ -65,7 +64,7 @@ def waits_for_itself(buffer: StreamBuffer[Any]) -> bool:
     return False
 
 
-class GeneratorTask:
+class GeneratorTask(MemberTask):
     """A task that drives one stream; it is a member of the group of workers of its frame.
 
     Args:
@@ -81,9 +80,6 @@ class GeneratorTask:
 
     Attributes:
         buffer: the buffer that the task fills, or the buffers of a split.
-        position: the frame and the actor of the stream, which do not change.
-        cancels: how often the engine has cancelled the task.
-        outside_call: always None; the attribute exists because workers have it.
         start: makes the iterator of one attempt.
         readers: the streams that the generator itself reads.
         given: an iterator that was passed as an argument; None without such an argument.
@@ -92,9 +88,11 @@ class GeneratorTask:
     """
 
     __slots__ = (
-        "_actor", "_begun", "_counts_values", "_first", "_frame", "_has_failed", "_is_second", "buffer", "cancels",
-        "failover", "given", "group", "inside", "outside_call", "position", "readers", "start", "task",
+        "_begun", "_counts_values", "_first", "_frame", "_has_failed", "_is_second", "buffer", "failover", "given",
+        "inside", "readers", "start",
     )  # fmt: skip
+
+    _is_pending = True
 
     def __init__(
         self,
@@ -109,18 +107,12 @@ class GeneratorTask:
         *,
         counts_values: bool = False,
     ) -> None:
+        super().__init__(actor, frame.group, frame)
         self.failover = failover
         self._first = first or OPENING
         self._counts_values = counts_values
-        self.group: WorkerGroup = frame.group
-        self.task: asyncio.Task[None] | None = None
-        self.position = current.Position()
-        self.position.frame, self.position.actor = frame, actor
-        self.cancels = 0
-        self.outside_call: OutsideCall | None = None
         self.inside = _NOTHING_TO_LEAVE
         self.start: Start = start
-        self._actor = actor
         self._frame = frame
         self.buffer = buffer
         self.readers = readers
@@ -136,44 +128,40 @@ class GeneratorTask:
         self._actor.completed -= 1  # the worker is about to count the step, but the stream counts when it ends
         for reader in self.readers:
             reader.buffer.read_by = self, self.readers
-        self._begin()
+        self._go()
         return self.buffer.reader()
 
     def begin_second(self, first: Run) -> "GeneratorTask":
         """Begin a second attempt beside this one, and return it; it has a buffer of its own until its first value."""
         second = GeneratorTask(self._actor, self._frame, StreamBuffer[Any](), self.start, first=first)
         second._is_second = True
-        second._begin()
+        second._go()
         return second
 
     def hand_over(self, second: "GeneratorTask") -> None:
         """Let the second attempt, which has the first value, fill the buffer."""
         second.buffer, second._is_second = self.buffer, False
         second._fill()
-        self.lose()
+        self._fills_nothing()
+        self.cancels += 1  # the race cancels this task
 
     def lose(self) -> None:
         """End the task, since the other attempt had the first value; the task keeps its place until its end."""
+        self._fills_nothing()
+        self._stop()
+
+    def _fills_nothing(self) -> None:
         self.buffer, self._counts_values, self._is_second = StreamBuffer[Any](), True, False
         self.buffer.abandon()
-        self._stop()
 
     def _fill(self) -> None:
         self.buffer.on_abandoned = self._reader_left
         for buffer in self.buffers:
             buffer.filled_by = self
 
-    def _begin(self) -> None:
-        group = self.group
-        self._actor.limiter.take_over_limit()
-        self._frame.add_pending()
-        group.joined(self)
+    def _go(self) -> None:
         self._fill()
-        context = group.context.copy()
-        context.run(current.source.set, self.position)
-        self.task = start_task(group.loop, self._run(), context=context, name=f"penstock-stream {self._actor.name}")
-        # A callback, because a task that is cancelled before its first step does not run a `finally` of its own.
-        self.task.add_done_callback(self._ended)
+        self._begin(self._run(), "stream", self.group.context.copy())
 
     @property
     def buffers(self) -> Sequence[StreamBuffer[Any]]:
@@ -269,8 +257,6 @@ class GeneratorTask:
         )  # fmt: skip
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        frame, group = self._frame, self.group
-        self.position.frame = None
         self.buffer.end(NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled before it began"))
         if not self._has_failed:  # after a failure, the callback logs the error if the reader leaves without reading it
             self.buffer.on_abandoned = None
@@ -280,12 +266,7 @@ class GeneratorTask:
             reader.buffer.read_by = None
             reader.leave()
         self.readers, self.start, self.given, self.failover = (), lambda: None, None, None
-        self._actor.limiter.release()
-        if frame.state == "running":
-            frame.remove_pending()
-        else:
-            frame.leave()
-        group.left(self)
+        super()._ended(task)
 
 
 class Opening(Bound):
@@ -346,56 +327,25 @@ def hedged_stream(after_seconds: float, budget: HedgeBudget) -> Around:
         async def attempts(attempt: Attempt) -> Any:
             if attempt._member.position.attempt == 1:
                 budget.called()
-            async with _StreamRace(run, attempt, after_seconds, budget):
+            async with Race(attempt, after_seconds, budget, begin_second):
                 return await run(attempt)
+            raise asyncio.CancelledError  # the second attempt had the first value
+
+        def begin_second(race: Race) -> GeneratorTask:
+            async def second_value(attempt: Attempt) -> Any:
+                second = cast("GeneratorTask", attempt._member)
+                second.position.attempt = first.position.attempt
+                found = await run(attempt)
+                if race.wins():
+                    first.hand_over(second)
+                return found
+
+            first = cast("GeneratorTask", race.first._member)
+            return first.begin_second(second_value)
 
         return attempts
 
     return around
-
-
-class _StreamRace:
-    """Two attempts at the first value of a stream; the first attempt runs in the `async with` block."""
-
-    def __init__(self, run: Run, first: Attempt, after_seconds: float, budget: HedgeBudget) -> None:
-        self._run = run
-        self._first = first
-        self._budget = budget
-        self._task = cast("GeneratorTask", first._member)
-        self._second: GeneratorTask | None = None
-        self._error: BaseException | None = None  # the error of the first attempt, which waits for the second
-        self._timer = self._task.group.loop.call_later(after_seconds, self._begin_second)
-
-    async def __aenter__(self) -> None:
-        """Do nothing."""
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        self._timer.cancel()
-        second = self._second
-        if second is None:
-            return
-        try:
-            if kind is not None and issubclass(kind, Exception) and second.task is not None:
-                self._error = error
-                await asyncio.wait([second.task])  # if the second has a value, this task is cancelled
-        finally:
-            if second._is_second:
-                second.lose()
-
-    def _begin_second(self) -> None:
-        if may_begin_second(self._first, self._budget):
-            self._second = self._task.begin_second(self._second_value)
-
-    async def _second_value(self, attempt: Attempt) -> Any:
-        second = cast("GeneratorTask", attempt._member)
-        second.position.attempt = self._task.position.attempt
-        found = await self._run(attempt)
-        if not second.buffer.abandoned and self._first._frame.state == "running":
-            second_won(self._first)
-            if self._error is not None:
-                handled(self._first, "hedge", self._error)
-            self._task.hand_over(second)
-        return found
 
 
 async def fail_over(attempt: Attempt) -> tuple[AsyncIterator[Any], Any]:
