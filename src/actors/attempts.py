@@ -24,7 +24,6 @@ from .execution import (
     Bound,
     Requeued,
     Run,
-    ThreadCall,
     TracedExecution,
     cancel_once,
     count_execution,
@@ -35,6 +34,7 @@ from .execution import (
 from .frame import Frame, MemberTask, foreign_cancel
 from .loop_host import GatedAttempt
 from .policy import Policy, Retry
+from .threads import Job
 
 if TYPE_CHECKING:
     from .loop_host import RestartGate
@@ -128,7 +128,7 @@ def _work(bound: Bound, attempt: Attempt) -> Awaitable[Any]:
 def _note_failure(attempt: Attempt) -> None:
     """Mark the attempt as failed for its thread or its tasks, which may go on nevertheless."""
     call, here = attempt._member.outside_call, source.get()
-    if isinstance(call, ThreadCall) and call.handling is not None:
+    if isinstance(call, Job) and call.handling is not None:
         call.handling.has_failed = True
     if isinstance(here, Handling) and here.is_present:
         here.has_failed = True

@@ -351,64 +351,6 @@ class OutsideFuture:
         self._done.add_done_callback(lambda _: callback())
 
 
-class ThreadCall:
-    """A job in a thread, which goes on if its attempt ends first.
-
-    Attributes:
-        handling: the `Handling` in the context of the job; None before the job was submitted.
-        began: when the job began, by `perf_counter`; 0 before.
-    """
-
-    __slots__ = ("_then", "abandoned", "began", "handling", "returned", "submitted")
-
-    def __init__(self) -> None:
-        self.handling: Handling | None = None
-        self.submitted = False
-        self.abandoned = False
-        self.began = 0.0
-        self.returned = False
-        self._then: list[Callable[[], None]] = []
-
-    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the job, in the thread; skip a job that was abandoned before."""
-        self.began = perf_counter()
-        return None if self.abandoned else fn(*args, **kwargs)
-
-    def abandon(self) -> bool:
-        """Note that the attempt has ended; return whether the job still holds a thread."""
-        # This writes `abandoned` and then reads `began`; `run` writes `began` and then reads `abandoned`. So at
-        # least one of the two threads sees the write of the other thread.
-        self.abandoned = True
-        if not self.submitted and not self.returned:
-            self.on_returned()
-        return self.began > 0 and not self.returned
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether the job was given to the threads, and no thread has begun it."""
-        return self.submitted and not self.began
-
-    def on_returned(self) -> None:
-        """Note that the thread is free again, and call the callbacks."""
-        self.returned = True
-        for callback in self._then:
-            callback()
-
-    def then(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the thread is free again."""
-        self._then.append(callback)
-
-
-async def take_thread(worker: "Member") -> None:
-    """Wait until the run, stream or deployment of a worker may keep one more thread busy, for `call_in_thread`."""
-    call = ThreadCall()
-    share = worker.group.threads
-    if share is not None:
-        await share.take()
-        call.then(share.give_back)
-    worker.outside_call = call
-
-
 def count_execution(actor: "NodeActor", began: float, frame: Frame, position: "Position | None" = None) -> None:
     """Count an execution that ends now, also in a profile that is being taken. Time that it waited does not count."""
     ended = perf_counter()

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..telemetry.counters import Figure
 from .chains import WATCHED, run_linkwise, watched
-from .execution import LOST, Attempt, Bound, DetachedRequest, DetachedStep, ThreadCall, take_thread
+from .execution import LOST, Attempt, Bound, DetachedRequest, DetachedStep
 from .frame import Frame
 from .loop_host import LoopHost, figure_of
 from .own_loops import Mailbox, Request
 from .supervision import Child
 from .tasks import start_task, until
-from .threads import ThreadPool, ThreadSlots
+from .threads import Job, ThreadPool, ThreadSlots
 
 if TYPE_CHECKING:
     from .node_actor import NodeActor
@@ -89,15 +89,10 @@ class InThread(Bound):
     async def run(self, attempt: Attempt) -> Any:
         """Wait until the scope may keep one more thread busy, and call the function in a thread."""
         actor, member = attempt._actor, attempt._member
-        if member.group.threads is None:
-            member.outside_call = ThreadCall()
-            if member.position.timeout is not None:
-                attempt.begun(member.position.waited_seconds)
-        else:
-            asked = perf_counter()
-            await take_thread(member)
+        pool, sampler, limiter, asked = self._pool_of(), actor.sampler, actor.limiter, perf_counter()
+        await take_thread(member)
+        if member.group.threads is not None or member.position.timeout is not None:
             attempt.begun(member.position.waited_seconds + perf_counter() - asked)
-        pool, sampler, limiter = self._pool_of(), actor.sampler, actor.limiter
         slots, given = limiter.slots, perf_counter()
         is_ahead = slots is not None and not slots.free
         if is_ahead:
@@ -115,7 +110,7 @@ class InThread(Bound):
         finally:
             if slots is not None:
                 limiter.look_ahead(self._ahead if slots.is_short else 0)
-            if isinstance(member.outside_call, ThreadCall):  # a wait for a thread is no work of the node
+            if isinstance(member.outside_call, Job):  # a wait for a thread is no work of the node
                 member.position.waited_seconds += max(0.0, member.outside_call.began - given)
         actor.refuse_coroutine(value, actor.name)
         return value
@@ -135,6 +130,12 @@ async def _or_discarded(result: "asyncio.Future[Any]", attempt: Attempt) -> Any:
         raise
 
 
+async def take_thread(worker: "Member") -> None:
+    """Wait until the run, stream or deployment of a worker may keep one more thread busy."""
+    if worker.group.threads is not None:
+        await worker.group.threads.take()
+
+
 def call_in_thread(
     pool: ThreadPool,
     worker: "Member",
@@ -144,14 +145,17 @@ def call_in_thread(
     slots: ThreadSlots | None = None,
 ) -> "asyncio.Future[Any]":
     """Run a blocking function in a thread, in a copy of the caller's context; `take_thread` must have been awaited."""
-    context = copy_context()
-    call = worker.outside_call
-    assert isinstance(call, ThreadCall)
+    context, share = copy_context(), worker.group.threads
+    job = worker.outside_call = Job(context, fn, args, kwargs)
+    if share is not None:
+        job.then(share.give_back)
     # The thread knows this item even after the worker has gone on to the next item.
-    call.handling = context.run(worker.position.remember)
-    result = pool.submit_to(slots, context, call.on_returned, call.run, (fn, args, kwargs), {})
-    call.submitted = True
-    return result
+    job.handling = context.run(worker.position.remember)
+    try:
+        return pool.begin(job, slots)
+    except BaseException:
+        job.on_returned()
+        raise
 
 
 class InProcess(Bound):

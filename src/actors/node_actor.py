@@ -16,9 +16,10 @@ from ..telemetry import logs
 from ..telemetry.counters import ActorStatistics, changed
 from .chains import SLOW_SECONDS, compose, link_in
 from .channel import EMPTY, Channel
-from .execution import ASYNC, GENERAL, INLINE, Bound, DetachedStep, ThreadCall, invoke_plain
+from .execution import ASYNC, GENERAL, INLINE, Bound, DetachedStep, invoke_plain
 from .policy import Policy
 from .tasks import Condition
+from .threads import Job
 
 if TYPE_CHECKING:
     from ..telemetry.spans import AttributeValue
@@ -181,7 +182,7 @@ def waits_at(frame: "Frame") -> "list[NodeActor]":
     actors = frame.queues()
     for worker in frame.group.workers:
         call, position = worker.outside_call, worker.position
-        if position.frame is frame and position.actor is not None and isinstance(call, ThreadCall) and call.is_ahead:
+        if position.frame is frame and position.actor is not None and isinstance(call, Job) and call.is_ahead:
             actors.append(position.actor)
     return actors
 

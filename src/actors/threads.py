@@ -12,9 +12,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from .._errors import EngineClosedError, with_cause
+
+if TYPE_CHECKING:
+    from .current import Handling
 
 
 class Pool(Protocol):
@@ -148,16 +151,64 @@ _SHORT_SECONDS = 0.005
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OnReturned: TypeAlias = Callable[[], None]
-_Job: TypeAlias = tuple[
-    "asyncio.Future[Any]",
-    contextvars.Context,
-    Callable[..., Any],
-    tuple[Any, ...],
-    dict[str, Any],
-    OnReturned | None,
-    "ThreadSlots | None",
-]
+
+class Job:
+    """A job for a thread, which goes on if its caller leaves first.
+
+    Args:
+        context: the context that the job runs in; a fresh copy, since a context cannot be entered twice at a time.
+        fn: the blocking function.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+
+    Attributes:
+        future: gets the result; made when the job is given to a pool.
+        slots: the slots that the job takes a place of; None without.
+        handling: the `Handling` in the context of the job, for a node.
+        began: when the job began, by `perf_counter`; 0 before.
+    """
+
+    __slots__ = (
+        "_then", "abandoned", "args", "began", "context", "fn", "future", "handling", "kwargs", "returned", "slots",
+    )  # fmt: skip
+
+    future: "asyncio.Future[Any]"
+
+    def __init__(
+        self, context: contextvars.Context, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.context = context
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs
+        self.slots: ThreadSlots | None = None
+        self.handling: Handling | None = None
+        self.abandoned = False
+        self.began = 0.0
+        self.returned = False
+        self._then: tuple[Callable[[], None], ...] = ()
+
+    def abandon(self) -> bool:
+        """Note that the caller has left; return whether the job still holds a thread."""
+        # This writes `abandoned` and then reads `began`; the thread writes `began` and then reads `abandoned`. So at
+        # least one of the two threads sees the write of the other thread.
+        self.abandoned = True
+        return self.began > 0 and not self.returned
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether no thread has begun the job."""
+        return not self.began
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call `callback` on the loop once the job has returned or was skipped: only then is the thread free again."""
+        self._then += (callback,)
+
+    def on_returned(self) -> None:
+        """Note that the thread is free again, and call the callbacks."""
+        self.returned = True
+        for callback in self._then:
+            callback()
 
 
 def recent_mean(mean_seconds: float | None, latest_seconds: float) -> float:
@@ -180,7 +231,7 @@ class ThreadSlots:
 
     def __init__(self, limit: int) -> None:
         self.free = limit
-        self.waiting: deque[_Job] = deque()
+        self.waiting: deque[Job] = deque()
         self._mean_seconds: float | None = None
 
     @property
@@ -192,7 +243,7 @@ class ThreadSlots:
         """Count a job; called in the thread that has run the job."""
         self._mean_seconds = recent_mean(self._mean_seconds, seconds)
 
-    def take(self) -> "_Job | None":
+    def take(self) -> Job | None:
         """Take the next job that waits; None if no job waits. Callable from any thread."""
         try:
             return self.waiting.popleft()
@@ -280,7 +331,7 @@ class ThreadPool(ThreadOwner):
         for slots in self._slots:
             slots.waiting.clear()
         self._slots = set()
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
         self._unsettled = 0  # submitted, and not yet drained on the loop
         self._mailbox = None if self._loop is None else LoopMailbox(self._loop)
@@ -288,7 +339,7 @@ class ThreadPool(ThreadOwner):
     def submit(
         self,
         context: contextvars.Context,
-        on_returned: OnReturned | None,
+        on_returned: Callable[[], None] | None,
         fn: Callable[P, R],
         /,
         *args: P.args,
@@ -314,26 +365,20 @@ class ThreadPool(ThreadOwner):
         Raises:
             EngineClosedError: the pool was closed.
         """
-        return self.submit_to(None, context, on_returned, fn, args, kwargs)
+        job = Job(context, fn, args, kwargs)
+        if on_returned is not None:
+            job.then(on_returned)
+        return self.begin(job)
 
-    def submit_to(
-        self,
-        slots: ThreadSlots | None,
-        context: contextvars.Context,
-        on_returned: OnReturned | None,
-        fn: Callable[..., R],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> "asyncio.Future[R]":
-        """Run a function like `submit`, once the slots allow a further job."""
+    def begin(self, job: Job, slots: ThreadSlots | None = None) -> "asyncio.Future[Any]":
+        """Run a job like `submit`, once the slots allow a further job."""
         if self._closed:
             raise EngineClosedError("this thread pool was closed; it belongs to an Engine that has ended")
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
             self._mailbox = LoopMailbox(loop)
-        future: asyncio.Future[R] = loop.create_future()
-        job = (future, context, fn, args, kwargs, on_returned, slots)
+        job.future, job.slots = loop.create_future(), slots
         if slots is not None and not slots.free:
             self._slots.add(slots)
             slots.waiting.append(job)
@@ -344,7 +389,7 @@ class ThreadPool(ThreadOwner):
                 slots.free -= 1
             self._jobs.put(job)
         self._unsettled += 1
-        return future
+        return job.future
 
     @property
     def has_free_thread(self) -> bool:
@@ -380,9 +425,9 @@ class ThreadPool(ThreadOwner):
         self._release_threads()
         if self._mailbox is not None:
             self._mailbox.empty()
-        for future, _, _, _, _, on_returned, _ in skipped:
-            future.cancel()
-            self._settle(None, None, None, on_returned, None)
+        for job in skipped:
+            job.future.cancel()
+            self._settle(job, None, None, None, has_run=False)
 
     async def aclose(self) -> None:
         """Like `close_nowait`, and wait until every running job has returned and every thread has ended."""
@@ -407,8 +452,8 @@ class ThreadPool(ThreadOwner):
         thread.start()
         self._threads.add(thread)
 
-    def _take_queued(self) -> list[_Job]:
-        taken: list[_Job] = []
+    def _take_queued(self) -> list[Job]:
+        taken: list[Job] = []
         for slots in tuple(self._slots):
             while (job := slots.take()) is not None:
                 taken.append(job)
@@ -428,39 +473,34 @@ class ThreadPool(ThreadOwner):
         """Run jobs until told to end; the body of every thread."""
         assert self._mailbox is not None  # a thread only exists after the first submit
         jobs, post, settle = self._jobs, self._mailbox.post, self._settle
-        following: _Job | None = None
+        following: Job | None = None
         while (job := following or jobs.get()) is not None:
-            future, context, fn, args, kwargs, on_returned, slots = job
-            value, failure, is_skipped = None, None, future.cancelled()
-            if not is_skipped:
-                began = perf_counter()
+            slots, value, failure = job.slots, None, None
+            job.began = perf_counter()
+            has_run = not (job.abandoned or job.future.cancelled())
+            if has_run:
                 try:
-                    value = context.run(fn, *args, **kwargs)
+                    value = job.context.run(job.fn, *job.args, **job.kwargs)
                 except BaseException as error:  # noqa: BLE001 - every error of a job goes to its caller, not to this thread
                     failure = travelling(error)
                 if slots is not None:
-                    slots.took(perf_counter() - began)
+                    slots.took(perf_counter() - job.began)
             # The place in the slots goes to the next job of the node, or back to the loop. While other nodes wait for a
             # thread, the loop puts the next job behind them.
             following = None if slots is None or not jobs.empty() else slots.take()
             left = slots if following is None else None
-            is_received = post(settle, None if is_skipped else future, value, failure, on_returned, left)
-            self._discarded += not (is_received or is_skipped)
+            is_received = post(settle, job, value, failure, left, has_run)
+            self._discarded += has_run and not is_received
             # An idle thread must not hold an item: drop everything of the job before waiting for the next job.
-            del job, future, context, fn, args, kwargs, on_returned, slots, left, value, failure
+            del job, slots, left, value, failure
         post(self._thread_ended, threading.current_thread())
 
     def _settle(
-        self,
-        future: "asyncio.Future[Any] | None",
-        value: Any,
-        error: BaseException | None,
-        on_returned: OnReturned | None,
-        slots: ThreadSlots | None,
+        self, job: Job, value: Any, error: BaseException | None, slots: ThreadSlots | None, has_run: bool
     ) -> None:
-        """Settle the future of a job with its result or error, on the loop. For a skipped job, `future` is None.
+        """Settle the future of a job with its result or error, on the loop.
 
-        `slots` is given if the job has left a place free in its slots.
+        `slots` is given if the job has left a place free in its slots. Without `has_run`, the job was skipped.
         """
         self._unsettled -= 1
         if slots is not None:
@@ -470,18 +510,16 @@ class ThreadPool(ThreadOwner):
             else:
                 slots.free += 1
                 self._slots.discard(slots)
-        if future is None:
-            pass
-        elif future.cancelled():
-            self._discarded += 1
+        future = job.future
+        if future.cancelled():
+            self._discarded += has_run
         else:
             self._completed += 1
             if error is None:
                 future.set_result(value)
             else:
                 future.set_exception(error)
-        if on_returned is not None:
-            on_returned()
+        job.on_returned()
 
     def _need_no_thread(self) -> int:
         """Return how many unsettled jobs need no thread: their results wait for the loop, or they wait for slots."""

@@ -11,8 +11,8 @@ from opentelemetry.trace import Span
 from .._errors import add_note
 from ..actors import current
 from ..actors.attempts import Failover
-from ..actors.execution import Attempt, Bound, Run, begin_detached, take_thread
-from ..actors.executions import call_in_thread
+from ..actors.execution import Attempt, Bound, Run, begin_detached
+from ..actors.executions import call_in_thread, take_thread
 from ..actors.frame import Frame, Listener
 from ..actors.generators import GeneratorTask, waits_for_itself
 from ..actors.loop_host import LoopHost, LoopStream

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ..actors.execution import ThreadCall
 from ..actors.frame import Frame
 from ..actors.generators import GeneratorTask
 from ..actors.node_actor import NodeActor
+from ..actors.threads import Job
 from ..actors.worker import Member
 from ..telemetry.profiling.records import ItemLook, StepContents
 
@@ -108,7 +108,7 @@ def _has_no_room(frame: Frame, actor: NodeActor) -> bool:
 
 
 def _is_ahead(member: Member) -> bool:
-    return isinstance(member.outside_call, ThreadCall) and member.outside_call.is_ahead
+    return isinstance(member.outside_call, Job) and member.outside_call.is_ahead
 
 
 def _text_of(key: object) -> str:

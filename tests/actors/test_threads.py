@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock._errors import EngineClosedError
-from penstock.actors.threads import ThreadPool, ThreadSlots
+from penstock.actors.threads import Job, ThreadPool, ThreadSlots
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ async def test_jobs_that_wait_in_a_lane_leave_the_thread_to_others_in_their_turn
     pool, slots, blocker, order = ThreadPool(1), ThreadSlots(1), Blocker(), list[str]()
 
     def submit_to_slots(fn: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
-        return pool.submit_to(slots, contextvars.copy_context(), None, fn, args, {})
+        return pool.begin(Job(contextvars.copy_context(), fn, args, {}), slots)
 
     jobs = [submit_to_slots(blocker), *[submit_to_slots(order.append, name) for name in ("slots 1", "slots 2")]]
     await blocker.running.wait()
