@@ -128,7 +128,7 @@ def _work(bound: Bound, attempt: Attempt) -> Awaitable[Any]:
 def _note_failure(attempt: Attempt) -> None:
     """Mark the attempt as failed for its thread or its tasks, which may go on nevertheless."""
     call, here = attempt._member.outside_call, source.get()
-    if isinstance(call, Job) and call.handling is not None:
+    if isinstance(call, Job) and isinstance(call.handling, Handling):
         call.handling.has_failed = True
     if isinstance(here, Handling) and here.is_present:
         here.has_failed = True
@@ -530,13 +530,15 @@ def hedged(after_seconds: float, budget: HedgeBudget) -> Around:
     """
 
     def around(run: Run) -> Run:
+        begin = partial(_Second, run)
+
         async def attempts(attempt: Attempt) -> Any:
             elapsed_seconds = 0.0
             if attempt._rest is not None:  # the first step was made, and the call counted, before the layers
                 elapsed_seconds = perf_counter() - attempt._began
             elif attempt._member.position.attempt == 1:
                 budget.called()
-            async with Race(attempt, after_seconds - elapsed_seconds, budget, partial(_Second, run)) as race:
+            async with Race(attempt, after_seconds - elapsed_seconds, budget, begin) as race:
                 value = await run(attempt)
                 if not race.has_won:
                     return value
@@ -564,32 +566,20 @@ class Race:
         value: this result.
     """
 
-    __slots__ = (
-        "_begin",
-        "_budget",
-        "_decided",
-        "_error",
-        "_is_over",
-        "_second",
-        "_timer",
-        "first",
-        "has_won",
-        "value",
-    )
+    # Defaults in the class, because most races end before a second attempt.
+    has_won = _is_over = False
+    value: Any = None
+    _second: MemberTask | None = None
+    _error: Exception | None = None  # the error of the first attempt, which waits for the second
+    _decided: "asyncio.Future[None]"  # ends this wait if the second attempt wins
 
     def __init__(
         self, first: Attempt, after_seconds: float, budget: HedgeBudget, begin: "Callable[[Race], MemberTask]"
     ) -> None:
         self.first = first
-        self.has_won = self._is_over = False
-        self.value: Any = None
         self._budget = budget
         self._begin = begin
-        self._second: MemberTask | None = None
-        # the error of the first attempt, which waits for the second; the future ends the wait if the second wins
-        self._error: Exception | None = None
-        self._decided: asyncio.Future[None]
-        self._timer = first._member.group.loop.call_later(max(0.0, after_seconds), self._begin_second)
+        self._timer = first._member.group.loop.call_later(after_seconds, self._begin_second)
 
     def wins(self) -> bool:
         """Take note of a result of the second attempt; return whether the result counts."""
@@ -615,6 +605,8 @@ class Race:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> bool:
         self._timer.cancel()
         second, task = self._second, self.first._member.task
+        if second is None:
+            return False
         assert task is not None
         try:
             if not isinstance(error, Exception | asyncio.CancelledError | None):
@@ -626,14 +618,14 @@ class Race:
                         raise asyncio.CancelledError from None
             elif isinstance(error, Interrupted):  # a question is not a failure
                 pass
-            elif isinstance(error, Exception) and second is not None and second.task is not None:
+            elif isinstance(error, Exception) and second.task is not None:
                 self._error, self._decided = error, self.first._member.group.loop.create_future()
                 await asyncio.wait([second.task, self._decided], return_when=asyncio.FIRST_COMPLETED)
             return self.has_won
         finally:
             self._is_over = True
             self._second = self._error = None  # breaks cycles
-            if second is not None and not self.has_won:
+            if not self.has_won:
                 second.lose()
 
     def _begin_second(self) -> None:

@@ -12,12 +12,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from .._errors import EngineClosedError, with_cause
-
-if TYPE_CHECKING:
-    from .current import Handling
 
 
 class Pool(Protocol):
@@ -182,7 +179,7 @@ class Job:
         self.args = args
         self.kwargs = kwargs
         self.slots: ThreadSlots | None = None
-        self.handling: Handling | None = None
+        self.handling: object = None
         self.abandoned = False
         self.began = 0.0
         self.returned = False
