@@ -576,11 +576,7 @@ class FairAdmission(Admission):
         """Give the place of a call back; a call of the key with the lowest level gets it."""
         assert share is not None
         now = self._time()
-        if self._contending or share.in_flight == 1 or share.waiting.count:
-            self._ended(share, now)
-        else:  # the same, for the most frequent case
-            share.beginnings -= now
-            share.in_flight -= 1
+        self._ended(share, now)
         if self._full_left:
             Admission.release(self)
         else:
