@@ -54,28 +54,36 @@ def body_of(
         start = own + sum(counts[:index])
         return args[start : start + counts[index]]
 
-    async def cond(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
-        index = 0 if args[0] else 1
-        return await run_body(worker, bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
-
-    async def switch(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
-        index = checked_branch(args[0], len(bodies))
+    async def choice(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
+        index = checked_branch(args[0], len(bodies)) if control.kind == "switch" else 0 if args[0] else 1
         return await run_body(worker, bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
 
     async def while_loop(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
         predicate, body = bodies
         outside = captured(args, 0, 1), captured(args, 1, 1)
-        value = args[0]
-        for iteration in range(control.limit):
-            if not await run_body(worker, predicate, frame, (value, *outside[0]), iteration):
-                return value
-            value = await run_body(worker, body, frame, (value, *outside[1]), iteration, owned=value is not args[0])
+        step, value = 0, args[0]
+        scope, call = actor.owner, None  # the scope of all calls of the graph, or of one
+        if control.durable is not None:
+            from ..saving.durable import present
+
+            call = present.get()
+            assert call is not None  # a call without a key is refused if its graph has a durable loop
+            step, value = await call.begin_loop(value, frame)
+            scope.stored = scope.stored or Cuts("every iteration")
+        while await run_body(worker, predicate, frame, (value, *outside[0]), step):
+            if step >= control.limit:
+                raise iteration_limit(control.limit)
+            iteration = run_body(worker, body, frame, (value, *outside[1]), step, owned=value is not args[0])
+            step += 1
+            if call is not None:
+                value = await call.iteration(step, iteration)
+                scope.stored = scope.stored.one_more(call.stored_bytes)
+                continue
+            value = await iteration
             # A body that never suspends must not keep the event loop from other tasks, nor from the timer of a
             # deadline.
-            if iteration % 64 == 63:
+            if step % 64 == 0:
                 await asyncio.sleep(0)
-        if await run_body(worker, predicate, frame, (value, *outside[0]), control.limit):
-            raise iteration_limit(control.limit)
         return value
 
     async def map_each(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
@@ -98,13 +106,9 @@ def body_of(
             return await fold.go_on_from(place, args[0], args[1])
         return await _Fold(worker, actor, bodies[0], frame, outside, args[0].buffer, skips=skips).run(args[1])
 
-    loop = while_loop if control.durable is None else _durable_loop(control.limit, *bodies)
     return _InBodies(
-        {"cond": cond, "switch": switch, "while_loop": loop, "map_each": map_each, "fold": fold}[control.kind]
+        {"cond": choice, "switch": choice, "while_loop": while_loop, "map_each": map_each, "fold": fold}[control.kind]
     )
-
-
-_RunBodies = Callable[[Worker, NodeActor, Frame, Args], Coroutine[Any, Any, Any]]
 
 
 class _InBodies(Bound):
@@ -112,36 +116,13 @@ class _InBodies(Bound):
 
     __slots__ = ("_run",)
 
-    def __init__(self, run: _RunBodies) -> None:
+    def __init__(self, run: Callable[[Worker, NodeActor, Frame, Args], Coroutine[Any, Any, Any]]) -> None:
         super().__init__()
         self._run = run
 
     def run(self, attempt: Attempt) -> Coroutine[Any, Any, Any]:
         """Run the bodies."""
         return self._run(cast("Worker", attempt._member), attempt._actor, attempt._frame, attempt.args)
-
-
-def _durable_loop(limit: int, predicate: Wired, body: Wired) -> _RunBodies:
-    from ..saving.durable import present
-
-    first = 1 + len(predicate.program.plan.captures)
-
-    async def durable_loop(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
-        call = present.get()
-        assert call is not None  # a call without a key is refused if its graph has a durable loop
-        step, value = await call.begin_loop(args[0], frame)
-        scope = actor.owner  # of all calls of the graph, or of one
-        scope.stored = scope.stored or Cuts("every iteration")
-        while await run_body(worker, predicate, frame, (value, *args[1:first]), step):
-            if step >= limit:
-                raise iteration_limit(limit)
-            iteration = run_body(worker, body, frame, (value, *args[first:]), step, owned=value is not args[0])
-            step += 1
-            value = await call.iteration(step, iteration)
-            scope.stored = scope.stored.one_more(call.stored_bytes)
-        return value
-
-    return durable_loop
 
 
 async def run_body(worker: Worker, wired: Wired, parent: Frame, inputs: Args, item: int, *, owned: bool = False) -> Any:
