@@ -707,7 +707,7 @@ class SingleJob(Job):
             call, post = self.calls[0], self._device.mailbox.post
             # With several devices, the queue has to know which of them is free.
             self.is_awaited = bool(self.times or self._span) or len(self._queue.replicas) > 1
-            self._origin = Origin(call.label, self.inputs())
+            self._origin = Origin(call.label, call.leaves or self.inputs())
             ORIGINS.add(arrays, self._origin)
             if self.times is not None:
                 self.times.leaves()

@@ -46,6 +46,7 @@ class DeviceCall:
         result: the future that the caller waits for. None before the call is submitted, and once the caller has the
             result or has left: an error refers to this call by its traceback, so call and future would keep each other
             alive.
+        leaves: the leaves of the arguments; empty if they are not known.
         is_plain: whether `CompileCache.last_program` may run the call, without a look at the arguments.
         returns_pending: the caller gets the result before it is ready, to give it to another call.
         priority: higher first.
@@ -79,6 +80,7 @@ class DeviceCall:
     group: Hashable = field(default=None, init=False)
     arrived_at: float = field(default=0.0, init=False)
     result: asyncio.Future[Any] | None = field(default=None, init=False)
+    leaves: Sequence[Any] = field(default=(), init=False)
     is_plain: bool = field(default=False, init=False)
     returns_pending: bool = field(default=False, init=False)
     wait: "DeviceWait | None" = field(default=None, init=False)
@@ -187,7 +189,7 @@ class DeviceCall:
     def end(self) -> None:
         """Note that the device is done with the call, and forget the arguments."""
         self.returned = True
-        self.args = ()
+        self.args = self.leaves = ()
         if self._on_returned:
             callbacks, self._on_returned = self._on_returned, ()
             for callback in callbacks:
