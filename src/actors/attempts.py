@@ -356,26 +356,20 @@ def invoking(run: Run, streams: Sequence[int] = ()) -> "Invoke":
     """
 
     async def invoke(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
-        attempt = Attempt(worker, actor, frame, *actor.arguments(frame.values))
-        value = await (run(attempt) if frame.span is None else traced(run, attempt))
-        worker.attempt = 1  # reset here, because a node without a policy does not set it
-        return value
-
-    async def invoke_reading(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
-        readers: list[Reader[Any]] = [frame.values[slot] for slot in streams]
+        readers: Sequence[Reader[Any]] = [frame.values[slot] for slot in streams] if streams else ()
         for reader in readers:
             reader.buffer.read_by = worker, readers
         try:
             attempt = Attempt(worker, actor, frame, *actor.arguments(frame.values), readers)
             value = await (run(attempt) if frame.span is None else traced(run, attempt))
-            worker.attempt = 1
+            worker.attempt = 1  # reset here, because a node without a policy does not set it
             return value
         finally:
             for reader in readers:
                 reader.buffer.read_by = None
                 reader.leave()
 
-    return invoke_reading if streams else invoke
+    return invoke
 
 
 async def invoke_outside(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:

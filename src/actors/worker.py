@@ -434,7 +434,7 @@ class Feed(Protocol):
 
 
 class Member(Protocol):
-    """A member of a group: a worker, or the task of a generator.
+    """A member of a group: a worker, or a `MemberTask`.
 
     Attributes:
         group: the group that the member belongs to.
