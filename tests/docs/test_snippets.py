@@ -1,20 +1,28 @@
 """Every Python snippet of the README and the documentation runs, and prints what the page says."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.snippets import ROOT, blocks_of, check_page, has_snippets, run_page
+from tests.docs.snippets import ROOT, PageForks, blocks_of, check_page, has_snippets, run_page
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[PageForks]:
+    forks = PageForks()
+    yield forks
+    forks.close()
 
 
 # Pages print the same on both loops.
 @pytest.mark.parametrize("loop", ["asyncio", pytest.param("uvloop", marks=pytest.mark.long)])
 @pytest.mark.parametrize("page", [page for page in PAGES if has_snippets(page)], ids=lambda page: page.name)
-def test_snippets_of_a_page_run_and_print_what_it_says(page: Path, loop: str) -> None:
-    check_page(page, loop)
+def test_snippets_of_a_page_run_and_print_what_it_says(page: Path, loop: str, forks: PageForks) -> None:
+    check_page(page, loop, forks)
 
 
 def test_no_python_hides_from_this_test_under_another_name() -> None:
@@ -34,11 +42,13 @@ def test_a_page_that_is_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.Mon
     assert caught.value.__notes__ == ["in the snippet at page.md:8"]
 
 
-def test_a_page_that_measures_has_three_tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_measures_has_three_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: PageForks
+) -> None:
     monkeypatch.setattr("tests.docs.snippets.ROOT", tmp_path)
     page, tries = tmp_path / "page.md", tmp_path / "tries"
     snippet = f"```python\nwith open({str(tries)!r}, 'a') as file:\n    print(file.write('x') and file.tell())\n```\n"
     page.write_text(f"<!-- snippets: real time -->\n\n{snippet}\n```text\n3\n```\n")
-    check_page(page, "asyncio")
+    check_page(page, "asyncio", forks)
     with pytest.raises(AssertionError, match=r"page.md:9 says\n3\n\nbut the snippet before it printed\n6"):
-        check_page(page, "asyncio")
+        check_page(page, "asyncio", forks)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.counting import tree_of
 from tests.house.test_import_directions import SOURCE, import_statements, part_of
 
 # The parts of the package that could also be separate packages.
@@ -57,7 +58,7 @@ def imported_names(path: Path, source: Path) -> Iterator[tuple[str, str]]:
 def imports_of(path: Path, source: Path) -> Iterator[list[tuple[str, str]]]:
     """Yields, for each import statement of a file, the modules and names that it imports from the package."""
     package = path.relative_to(source).parts[:-1]
-    for statement in import_statements(ast.parse(path.read_text(), path.name), for_checkers=True):
+    for statement in import_statements(tree_of(path), for_checkers=True):
         if isinstance(statement, ast.Import):
             names = [alias.name.split(".") for alias in statement.names]
             yield [(".".join(inside), "") for first, *inside in names if first == "penstock"]
@@ -84,7 +85,7 @@ def own_names(floor: str, source: Path) -> set[str]:
     """Returns the private names that the files of a floor define: functions, classes, fields, assigned attributes."""
     found: set[str] = set()
     for path in files_of(floor, source):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             match node:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                     found.add(name)
@@ -116,7 +117,7 @@ def lacking(floor: str, source: Path = SOURCE) -> dict[str, set[str]]:
             if module.partition(".")[0] != floor and module not in HELPERS and not is_public(module, name)
             if path.name != "__init__.py" or not is_public(floor, name)  # which re-exports its own public names
         }
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
                 is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
                 if not is_own and node.attr not in own | NAMED_TUPLES:
@@ -128,7 +129,7 @@ def lacking(floor: str, source: Path = SOURCE) -> dict[str, set[str]]:
 
 def imported_by_name(path: Path) -> Iterator[str]:
     """Yields the modules of the package that a file imports with `import_module` and a literal name."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         match node:
             case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
                 yield name.removeprefix("penstock").lstrip(".")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.counting import tree_of
+
 SOURCE = Path(__file__).parents[2] / "src"
 
 # Each part of the package, and the parts that it may import. A new folder needs a line here: a decision, not a habit.
@@ -79,7 +81,7 @@ def imported_modules(
     """
     inside = path.relative_to(source).with_suffix("").parts
     package = inside[:-1]
-    for statement in import_statements(ast.parse(path.read_text(), path.name), for_checkers=for_checkers):
+    for statement in import_statements(tree_of(path), for_checkers=for_checkers):
         if isinstance(statement, ast.Import):
             for alias in statement.names:
                 yield ours_or_outside(alias.name)
