@@ -173,6 +173,7 @@ def test_a_call_that_is_not_awaited_refuses_statements(statement: str) -> None:
         (["return add(' '.join([x, y]))"], 3, TypeError),
         (["return add(json.loads(x))"], 3, TypeError),
         (["text = re.sub('a', 'b', x)", "return add(text)"], 3, TypeError),
+        (["return issubclass(x, int)"], 3, TypeError),
         (["return add(sum([1, 2]) + {}['missing'])"], 3, KeyError),
         (["if limit > 2:", "    raise LookupError('too many')", "return add(x)"], 4, LookupError),
         (["return add(x) if double.with_policy(retry=3) else x"], 3, ps.OptionsError),
@@ -295,6 +296,7 @@ def test_a_call_may_be_awaited_in_a_body() -> None:
 FOREIGN = {
     "await asyncio.sleep(0)": "sleep()",
     "await asyncio.sleep(1)": "sleep()",
+    "from asyncio import sleep as wait; await wait(1)": "sleep()",
     "await helper()": "Event.wait()",
     "await asyncio.get_running_loop().create_future()": "Future",
 }

@@ -20,7 +20,7 @@ from ...telemetry.text import MAX_NAME_COLUMNS, printable, shorten
 from .statements import opcodes
 from .template import SCALARS, exact
 
-_MISSING: Final = object()
+MISSING: Final = object()
 
 _EXTENDED_ARG = opmap["EXTENDED_ARG"]
 _CACHE = opmap["CACHE"]
@@ -47,7 +47,7 @@ class _Lookup(NamedTuple):
 
     namespace: Mapping[str, object]
     name: str
-    expected: object  # _MISSING where the namespace does not have the name
+    expected: object  # MISSING where the namespace does not have the name
 
 
 class _Chain(NamedTuple):
@@ -62,7 +62,7 @@ class _Chain(NamedTuple):
         value = self.root()
         try:
             for name in self.names:
-                value = getattr(value, name, _MISSING)
+                value = getattr(value, name, MISSING)
         except Exception:  # noqa: BLE001 - a user's property may raise anything; an error counts as a change
             return True
         return not _is_same(value, self.expected)
@@ -85,7 +85,7 @@ class References(NamedTuple):
 
     def changed(self) -> bool:
         """Whether a name now refers to another object than when it was resolved, or to none."""
-        missing = _MISSING
+        missing = MISSING
         for namespace, name, expected in self.lookups:
             value = namespace.get(name, missing)
             if value is not expected and not _is_same(value, expected):
@@ -101,10 +101,10 @@ class References(NamedTuple):
     def what_changed(self) -> str:
         """Return the first name that now refers to another object, with its old and new meaning; as text."""
         for namespace, name, expected in self.lookups:
-            if not _is_same(value := namespace.get(name, _MISSING), expected):
+            if not _is_same(value := namespace.get(name, MISSING), expected):
                 return f"`{name}` {_change(expected, value)}"
         for cell, expected, name in self.cells:
-            if not _is_same(value := _cell_contents(cell), expected):
+            if not _is_same(value := cell_contents(cell), expected):
                 return f"`{name}` {_change(expected, value)}"
         for chain in self.chains:
             if chain.changed():
@@ -152,7 +152,7 @@ class _Resolver:
             wrapped = getattr(function, "__wrapped__", None)
             if wrapped is not None:
                 self.waiting.append(wrapped)
-            receiver: object = _MISSING
+            receiver: object = MISSING
             if isinstance(function, MethodType):
                 receiver, function = function.__self__, function.__func__
             if isinstance(function, FunctionType) and function not in seen:
@@ -162,22 +162,22 @@ class _Resolver:
     def read(self, function: FunctionType, receiver: object) -> None:
         code = function.__code__
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        first = code.co_varnames[0] if receiver is not _MISSING and code.co_argcount else None
+        first = code.co_varnames[0] if receiver is not MISSING and code.co_argcount else None
         namespace: dict[str, object] = function.__globals__
         for scope, (name, *attributes) in dict.fromkeys(_paths(code, frozenset(cells), first)):
             if scope == "global":
-                value = namespace.get(name, _MISSING)
+                value = namespace.get(name, MISSING)
                 root = _Lookup(namespace, name, value)
-                self.add(partial(namespace.get, name, _MISSING), [root], value, attributes, function)
+                self.add(partial(namespace.get, name, MISSING), [root], value, attributes, function)
             elif scope == "closure":
                 self.add_closure(cells[name], name, attributes, function)
             else:
                 self.add(lambda: receiver, [], receiver, attributes, function)
 
     def add_closure(self, cell: CellType, name: str, attributes: list[str], function: FunctionType) -> None:
-        read = partial(_cell_contents, cell)
+        read = partial(cell_contents, cell)
         value = read()
-        if value is _MISSING:
+        if value is MISSING:
             self.chains.append(_Chain(read, (), value))
         else:
             self.cells[id(cell)] = cell, value, name
@@ -195,17 +195,17 @@ class _Resolver:
         chain: _Chain | None = None
         is_made_anew = False
         for count, name in enumerate(attributes, 1):
-            if value is _MISSING or self.is_tracked(value):
+            if value is MISSING or self.is_tracked(value):
                 break
             owner = value
             try:
-                value, again = getattr(owner, name, _MISSING), getattr(owner, name, _MISSING)
+                value, again = getattr(owner, name, MISSING), getattr(owner, name, MISSING)
             except Exception:  # noqa: BLE001 - a property of the user's may raise anything; the graph meets it itself
                 value = owner
                 break
             found = _lookups(owner, name)
-            stored = found[-1].expected if found else _MISSING
-            is_computed = stored is not value and (stored is _MISSING or hasattr(stored, "__set__"))
+            stored = found[-1].expected if found else MISSING
+            is_computed = stored is not value and (stored is MISSING or hasattr(stored, "__set__"))
             if _is_plain(value):
                 is_computed = stored is not value or is_made_anew
             # A bound method is a new object at each access, so `changed()` compares the place that stores its function.
@@ -253,11 +253,12 @@ def _paths(code: CodeType, closure: frozenset[str], receiver: str | None) -> Ite
             yield from _paths(constant, closure & inner & frozenset(code.co_freevars), passed_on)
 
 
-def _cell_contents(cell: CellType) -> object:
+def cell_contents(cell: CellType) -> object:
+    """Return the value of a variable in a closure; `MISSING` if nothing has been assigned yet."""
     try:
         return cast("object", cell.cell_contents)
-    except ValueError:  # nothing has been assigned yet
-        return _MISSING
+    except ValueError:
+        return MISSING
 
 
 def _lookups(owner: object, name: str) -> list[_Lookup]:
@@ -268,17 +269,17 @@ def _lookups(owner: object, name: str) -> list[_Lookup]:
         namespaces.insert(0, vars(owner))
     found: list[_Lookup] = []
     for namespace in namespaces:
-        found.append(_Lookup(namespace, name, namespace.get(name, _MISSING)))
-        if found[-1].expected is not _MISSING:
+        found.append(_Lookup(namespace, name, namespace.get(name, MISSING)))
+        if found[-1].expected is not MISSING:
             break
     return found
 
 
 def _change(before: object, after: object) -> str:
     """Return the change of a value in words; numbers and strings are shown, other objects only by their type."""
-    if after is _MISSING:
+    if after is MISSING:
         return "has lost its value"
-    if before is _MISSING:
+    if before is MISSING:
         return f"has a value now, {_shown(after)}"
     if _shown(before) == _shown(after):
         return f"is another object {_shown(after)}"
