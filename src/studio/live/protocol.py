@@ -82,18 +82,18 @@ _RECORDS: Final[dict[str, type[Any]]] = {
 }  # fmt: skip
 
 
-def answer(look: LiveSnapshot, in_slices: Pauses = iter) -> bytes:
+def answer(look: LiveSnapshot, in_turns: Pauses = iter) -> bytes:
     """Return the line with a look, without fields that have their defaults."""
     told = {field.name: getattr(look, field.name) for field in fields(LiveSnapshot) if field.name not in _RECORDS}
     told["verdict"] = None if look.verdict is None else asdict(look.verdict)
-    lists = {name: ",".join(_told(kind, getattr(look, name), in_slices)) for name, kind in _RECORDS.items()}
+    lists = {name: ",".join(_told(kind, getattr(look, name), in_turns)) for name, kind in _RECORDS.items()}
     parts = ",".join([_json(told)[1:-1], *[f'"{name}":[{records}]' for name, records in lists.items()]])
     return f'{{"version":{VERSION},"look":{{{parts}}}}}\n'.encode()
 
 
-def _told(kind: type[Any], records: Sequence[Any], in_slices: Pauses) -> Iterator[str]:
+def _told(kind: type[Any], records: Sequence[Any], in_turns: Pauses) -> Iterator[str]:
     names, defaults = zip(*[(field.name, field.default) for field in fields(kind)], strict=True)
-    for values in in_slices(map(attrgetter(*names), records)):
+    for values in in_turns(map(attrgetter(*names), records)):
         told = zip(names, values, defaults, strict=True)
         yield _json({name: value for name, value, default in told if value != default})
 

@@ -10,8 +10,9 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from select import POLLIN, poll
 from typing import Final
@@ -234,19 +235,31 @@ class Server:
     def _answer(self, client: socket.socket) -> None:
         """Answer the requests of a client until it leaves."""
         monitor, _ = self._clients[client]
-        looker, pace = Looker(), _Pace(client)
+        looker, pace = Looker(), _Pace(client, monitor)
         try:
-            with client.makefile("rb") as lines:
-                while (line := lines.readline(MAX_REQUEST_BYTES + 1)).endswith(b"\n"):
-                    client.sendall(_answered(line, monitor, looker, pace))
-                if len(line) > MAX_REQUEST_BYTES:
-                    client.sendall(refusal(f"a request is a line of at most {MAX_REQUEST_BYTES} bytes"))
+            for line in _requests(client, monitor):
+                client.sendall(_answered(line, monitor, looker, pace))
+                monitor.turns.end()
         except OSError:
             pass  # the client is gone
         finally:
             monitor.close()
             del self._clients[client]
             client.close()
+
+
+def _requests(client: socket.socket, monitor: Monitor) -> Iterator[bytes]:
+    """Yield the requests of a client until it leaves."""
+    with client.makefile("rb") as lines:
+        while True:
+            monitor.turns.asked = partial(_readable, 0.0, client)
+            line = lines.readline(MAX_REQUEST_BYTES + 1)
+            monitor.turns.asked = None
+            if not line.endswith(b"\n"):
+                break
+            yield line
+    if len(line) > MAX_REQUEST_BYTES:
+        client.sendall(refusal(f"a request is a line of at most {MAX_REQUEST_BYTES} bytes"))
 
 
 def _answered(line: bytes, monitor: Monitor, looker: Looker, pace: "_Pace") -> bytes:
@@ -256,8 +269,9 @@ def _answered(line: bytes, monitor: Monitor, looker: Looker, pace: "_Pace") -> b
             return answer_drawing(monitor.drawing(asked.digest))
         if asked.request == "profile":
             return answer_profile(_profile(asked.seconds, pace.client))
+        in_turns = monitor.turns.of
         with pace.look(), _without_collections():
-            return answer(looker.look(monitor.snapshot(asked.matching), asked, monitor.in_slices), monitor.in_slices)
+            return answer(looker.look(monitor.snapshot(asked.matching), asked, in_turns), in_turns)
     except ProtocolError as error:
         return refusal(str(error))
     except Exception as error:  # noqa: BLE001 - a look that fails must not end the looks of other clients
@@ -286,10 +300,12 @@ class _Pace:
 
     Args:
         client: the client.
+        monitor: the monitor of the client.
     """
 
-    def __init__(self, client: socket.socket) -> None:
+    def __init__(self, client: socket.socket, monitor: Monitor) -> None:
         self.client = client
+        self._turns = monitor.turns
         self._spent_seconds = 0.0  # by the last look; the first look reads all scopes
         self._due = 0.0
 
@@ -297,6 +313,7 @@ class _Pace:
     def look(self) -> Generator[None, None, None]:
         """Wait until the next look is due, or the client leaves, and then take the time of the look."""
         _readable(max(0.0, self._due - time.monotonic()), self.client)
+        self._turns.begin()
         began, before = time.monotonic(), time.thread_time()
         yield
         last_seconds, self._spent_seconds = self._spent_seconds, time.thread_time() - before

@@ -284,18 +284,18 @@ class Looker:
         self._rest = _Present(())
         self._ended: dict[str, dict[Name, ActorStatistics]] = {}  # counters of the scope that the last look asked for
 
-    def look(self, snapshot: Snapshot, asked: Request = LOOK, in_slices: Pauses = iter) -> LiveSnapshot:
+    def look(self, snapshot: Snapshot, asked: Request = LOOK, in_turns: Pauses = iter) -> LiveSnapshot:
         """Return the look that shows a snapshot; nodes of one graph stand together.
 
         Args:
             snapshot: the snapshot.
             asked: which scope to show, and whether to show messages and keys.
-            in_slices: yields items, with pauses for event loops.
+            in_turns: yields items, with pauses for event loops.
         """
         scopes, work = snapshot.scopes, snapshot.work
         if asked.scope:
             scopes = tuple([scope for scope in scopes if scope.id == asked.scope])
-        now = self._present([scope.steps for scope in scopes], in_slices)
+        now = self._present([scope.steps for scope in scopes], in_turns)
         before, self._ended = self._ended.get(asked.scope, {}), {}
         if asked.scope:
             self._ended = {asked.scope: now.totals}
@@ -313,7 +313,7 @@ class Looker:
         shared, nothing = now.shared_limits(), StepContents()
         nodes = [
             _look_of(name, now, work.get(name) or NodeWork(), holds.get(name, nothing), shared.get(name, ""))
-            for name in in_slices(sorted(names, key=lambda name: graphs[name[0]]))
+            for name in in_turns(sorted(names, key=lambda name: graphs[name[0]]))
         ]
         seconds = None if snapshot.lately is None else snapshot.lately.elapsed_seconds
         failures = snapshot.failures
@@ -325,13 +325,13 @@ class Looker:
             snapshot.stuck, snapshot.evidence,
         )  # fmt: skip
 
-    def _present(self, scopes: list[tuple[StepSnapshot, ...]], in_slices: Pauses) -> _Present:
+    def _present(self, scopes: list[tuple[StepSnapshot, ...]], in_turns: Pauses) -> _Present:
         idle = [id(steps) for steps in scopes if id(steps) in self._before]
         if idle != self._idle:
-            self._idle, self._rest = idle, _Present(in_slices(step for one in idle for step in self._before[one]))
+            self._idle, self._rest = idle, _Present(in_turns(step for one in idle for step in self._before[one]))
         moved = [steps for steps in scopes if id(steps) not in self._before]
         self._before = {id(steps): steps for steps in scopes}
-        return _Present(in_slices(step for steps in moved for step in steps), self._rest) if moved else self._rest
+        return _Present(in_turns(step for steps in moved for step in steps), self._rest) if moved else self._rest
 
 
 def _work_of_scope(did: NodeWork, now: ActorStatistics, before: ActorStatistics) -> NodeWork:

@@ -2,12 +2,12 @@
 
 import os
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import nsmallest
 from time import perf_counter, time
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from .. import logs
 from ..counters import told
@@ -18,7 +18,7 @@ from .recording import Profile
 from .records import DeviceWork, FailureLook, Host, ItemLook, NodeWork, ScopeSnapshot, StepContents, StuckLoop
 from .sums import Sums
 from .timeline import TimelineRecorder
-from .watching import OpenScopes, Slices, settled, snapshot_of
+from .watching import OpenScopes, settled, snapshot_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +141,16 @@ class Monitor:
     Until it is closed, it gets a report of each scope that opens or closes, and `async def` nodes are timed, as by
     `profile()`. It looks at event loops 25 times a second, and at the GIL less often. It waits for no event loop, so
     it also sees a blocked event loop. One thread at a time may use it.
+
+    Attributes:
+        turns: the turns of the thread that takes snapshots, and of event loops.
     """
 
     def __init__(self) -> None:
         self._process = os.getpid()
         self._scopes = _Watched()
         self._scopes.gil_watch.start()
+        self.turns = self._scopes.turns
         self._looked: float | None = None
         self._minute: LastMinute[tuple[str, str]] = LastMinute()
         self._verdict: Verdict | None = None
@@ -166,7 +170,6 @@ class Monitor:
         now, before = perf_counter(), self._looked
         hosts = settled(lambda: collectors.hosts)
         scopes = tuple([one for host in hosts for _, one in self._scopes.look(host)])
-        slices = Slices()
         sums, read = self._scopes.taken()
         self._minute.add(now, [(name, node.timed.durations) for name, node in sums.nodes.items()])
         loop_seconds = self._scopes.loop_seconds(resets=True)
@@ -183,10 +186,10 @@ class Monitor:
                 compiled_again=again,
             )  # fmt: skip
             lately, told = Profile(lambda: evidence, TimelineRecorder(now), {}), evidence.sentences()
-            slices.pause()
+            self.turns.pause()
             self._agree_on(lately.verdict if sums.nodes else None)
         self._scopes.look_anew()
-        slices.pause()
+        self.turns.pause()
         return Snapshot(
             self._process, scopes, lately, items=items, in_flight=in_flight, failures=failures(),
             stuck=self._scopes.stuck(), verdict=self._verdict, evidence=told, work=self._work(sums),
@@ -211,10 +214,6 @@ class Monitor:
         if limit in before or before[1] is None:
             self._verdict, self._limits = found, (limit, limit)
 
-    def in_slices(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield the items, with a pause after each millisecond, in which event loops of the process get the GIL."""
-        return Slices().of(items)
-
     def drawing(self, digest: str) -> object:
         """Return the drawing of a graph of an open scope, an `engine.Drawing`.
 
@@ -230,6 +229,7 @@ class Monitor:
 
     def close(self) -> None:
         """End the timing and the looks. A second call does nothing."""
+        self.turns.end()
         if self._scopes not in collectors.running:
             return
         collectors.end(self._scopes)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from math import sqrt
+from math import inf, sqrt
 from time import clock_gettime, monotonic, perf_counter, sleep, thread_time
 from traceback import walk_stack
 from types import FrameType
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 from weakref import ReferenceType, WeakSet, ref
 
 from . import collectors
-from .records import Host, ProfiledScope, ProfiledStream, ScopeSnapshot, StuckLoop
+from .records import Host, ProfiledScope, ProfiledStream, ScopeSnapshot, StepSnapshot, StuckLoop
 from .sums import EVENT_LOOP, Evidence, GilUse, Holder, ReaderSum, Sums, WindowSum
 
 T = TypeVar("T")
@@ -37,22 +37,48 @@ _ATTEMPTS = 100
 _LEAST_PAUSE_SECONDS: Final = 0.001
 
 
-# The longest time for which a look may keep the GIL from event loops.
+# The longest time for which a look may keep the GIL from event loops, and for how long a loop has it then.
 _SLICE_SECONDS: Final = 0.001
 _PAUSE_SECONDS: Final = 0.001
+# The longest time for which a loop waits until the thread has the GIL, and the thread waits for a loop.
+_LONGEST_HANDOVER_SECONDS: Final = 0.002
+_LONGEST_PAUSE_SECONDS: Final = 0.1
 
 
-class Slices:
-    """Divides a look that runs in a separate thread into slices, so that event loops get the GIL in between."""
+class Turns:
+    """Lets a thread look at the process in turns with an event loop; one thread at a time.
+
+    A thread that waits for the GIL wakes up whenever a loop selects. A `select` that finds work is over before the
+    thread has woken up, so beside a busy loop the thread would try in vain for up to seconds, and each attempt would
+    cost the loop a system call. So the loop hands the GIL over: it waits until the thread has woken up.
+
+    Attributes:
+        asked: whether the thread has something to do; None while the thread does not wait for requests.
+    """
 
     def __init__(self) -> None:
-        self._sleeps = _running_loop() is None
-        self._began = perf_counter()
+        self.asked: Callable[[], object] | None = None
+        self._is_looking = self._is_offering = False
+        self._began = self._offered = 0.0
+        self._given, self._taken = threading.Event(), threading.Event()
+
+    def begin(self) -> None:
+        """Begin with a look, in the thread."""
+        self._is_looking, self._began = True, perf_counter()
+        self._taken.set()
+
+    def end(self) -> None:
+        """End a look."""
+        self._is_looking = False
+        self._taken.set()
 
     def pause(self) -> None:
-        """Release the GIL for a moment at the end of a slice; the caller must not hold the lock of `OpenScopes`."""
-        if self._sleeps and perf_counter() - self._began > _SLICE_SECONDS:
-            sleep(_PAUSE_SECONDS)
+        """Let event loops run at the end of a slice; the caller must not hold the lock of `OpenScopes`."""
+        if self._is_looking and perf_counter() - self._began > _SLICE_SECONDS:
+            self._given.clear()
+            is_offered = perf_counter() - self._offered < _LONGEST_PAUSE_SECONDS
+            self._given.wait(_LONGEST_PAUSE_SECONDS if is_offered else _PAUSE_SECONDS)
+            self._taken.set()
             self._began = perf_counter()
 
     def of(self, items: Iterable[T]) -> Iterator[T]:
@@ -60,6 +86,20 @@ class Slices:
         for item in items:
             yield item
             self.pause()
+
+    def offer(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hand the GIL over if the thread has something to do, and do so again soon; called on a loop."""
+        if not self._is_offering:
+            self._offer(loop)
+
+    def _offer(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._offered = perf_counter()
+        self._is_offering = self._is_looking or (self.asked is not None and bool(self.asked()))
+        if self._is_offering:
+            self._taken.clear()
+            self._given.set()
+            self._taken.wait(_LONGEST_HANDOVER_SECONDS)
+            loop.call_later(_PAUSE_SECONDS, self._offer, loop)
 
 
 class _Since(NamedTuple):
@@ -86,17 +126,18 @@ class OpenScopes(collectors.Collector):
         has_ended: whether measuring has ended.
         loop_threads: the native ids of the threads that run event loops.
         gil_watch: finds which threads hold the GIL, once it is started.
+        turns: the turns of the thread that looks, and of the event loops.
     """
 
     def __init__(self, least_pause_seconds: float = _LEAST_PAUSE_SECONDS, *, counts_depths: bool = True) -> None:
         self._counts_depths = counts_depths
+        self.turns = Turns()
         self.lock = threading.RLock()
         self.has_ended = False
         self.loop_threads: set[int] = set()
         # The processor time of threads that run event loops, when their loops were first seen, or at the last reset.
         self._ran: dict[int, float] = {(here := threading.get_native_id()): thread_seconds(here) or 0.0}
-        # For live looks, which go on for hours, look at the GIL less often: each look takes the GIL from a busy loop.
-        self.gil_watch = GilWatch(self.loop_threads, _LEAST_GIL_PAUSE_SECONDS * (1 if counts_depths else 6))
+        self.gil_watch = GilWatch(self.loop_threads, is_live=not counts_depths)
         self._least_pause_seconds = least_pause_seconds
         self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
         self._looks_at_closed: list[LoopLooks] = []
@@ -155,12 +196,11 @@ class OpenScopes(collectors.Collector):
         Scopes that were not measured yet are measured from now on.
         """
         found: list[tuple[ProfiledScope, ScopeSnapshot]] = []
-        slices = Slices()
         if host.loop_thread is not None:
             self._loop_seen(host.loop_thread)
         for scope in settled(host.open_scopes):
-            found.append((scope, self._look_at(scope, host, slices)))
-            slices.pause()
+            found.append((scope, self._look_at(scope, host)))
+            self.turns.pause()
         with self.lock:  # the closing of a stream waits for this
             for reader in settled(host.open_readers):
                 if (read := self._readers.get(reader)) is not None:
@@ -169,7 +209,7 @@ class OpenScopes(collectors.Collector):
                 self._watch(reader.loop).readers.add(reader)
         return found
 
-    def _look_at(self, scope: ProfiledScope, host: Host, slices: Slices) -> ScopeSnapshot:
+    def _look_at(self, scope: ProfiledScope, host: Host) -> ScopeSnapshot:
         with self.lock:
             self._add_vanished()
             if host.loop is not None:
@@ -181,13 +221,13 @@ class OpenScopes(collectors.Collector):
                 _in_thread_of(host.loop, partial(scope.measure, on=True, depths=self._counts_depths))
         [activity] = settled(lambda: [scope.activity()])
         if since is None:
-            snapshot = snapshot_of(scope, slices)
+            snapshot = snapshot_of(scope, self.turns.of)
         elif activity is not None and activity == since.activity:
             admitted = None if scope.admitted is None else scope.admitted()
             # No step has moved.
             snapshot = replace(since.snapshot, seconds=perf_counter(), admitted=admitted, cuts=scope.cuts)
         else:
-            snapshot = snapshot_of(scope, slices)
+            snapshot = snapshot_of(scope, self.turns.of)
         with self.lock:
             if self._since.get(id(scope)) is since:  # otherwise another thread has closed or read the scope meanwhile
                 if since is not None and snapshot.steps is not since.snapshot.steps:
@@ -276,11 +316,15 @@ class OpenScopes(collectors.Collector):
         if watch is None:
             for closed in [one for one in self._watches if one.is_closed()]:  # a watch keeps its loop
                 self._looks_at_closed.append(self._watches.pop(closed).seen)
-            watch = self._watches[loop] = LoopWatch(loop, self._least_pause_seconds)
+            watch = self._watches[loop] = LoopWatch(loop, self._least_pause_seconds, self._loop_looked)
         if not watch.is_looking:
             watch.asked = watch.asked or monotonic()
             _in_thread_of(loop, watch.start)
         return watch
+
+    def _loop_looked(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.gil_watch.wake_if_needed()
+        self.turns.offer(loop)
 
     def end(self) -> None:
         """End all measuring."""
@@ -303,9 +347,11 @@ class OpenScopes(collectors.Collector):
                 self._sums.add(since.snapshot, last)
 
 
-def snapshot_of(scope: ProfiledScope, slices: Slices | None = None) -> ScopeSnapshot:
+def snapshot_of(
+    scope: ProfiledScope, in_turns: Callable[[Iterable[StepSnapshot]], Iterable[StepSnapshot]] = iter
+) -> ScopeSnapshot:
     """Return a snapshot of the nodes of a scope; callable from any thread."""
-    steps = tuple(settled(lambda: scope.step_snapshots() if slices is None else slices.of(scope.step_snapshots())))
+    steps = tuple(settled(lambda: in_turns(scope.step_snapshots())))
     admitted = None if scope.admitted is None else scope.admitted()
     return ScopeSnapshot(
         id(scope), perf_counter(), steps, admitted, scope.id, scope.kind, scope.opened_at,
@@ -446,8 +492,12 @@ class LoopWatch:
         asked: when the loop was asked to begin with looks, by `monotonic`; 0 once it has begun.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, least_pause_seconds: float = _LEAST_PAUSE_SECONDS) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, least_pause_seconds: float,
+        looked: Callable[[asyncio.AbstractEventLoop], None],
+    ) -> None:  # fmt: skip
         self._loop = loop
+        self._looked = looked
         self._least_pause_seconds = least_pause_seconds
         self._timer: asyncio.TimerHandle | None = None
         self._began: float | None = None
@@ -541,6 +591,7 @@ class LoopWatch:
                 looked, used = seen.admitted.get((id(scope), places), (0.0, 0.0))
                 used += taken / places * (now - began)
                 seen.admitted[id(scope), places] = looked + now - began, used  # at once: other threads read both
+        self._looked(self._loop)
         self._wait()
 
     def _look_at_scopes(self) -> None:
@@ -569,9 +620,11 @@ _LEAST_WAIT_SECONDS: Final = 0.0003
 _KEPT_SECONDS: Final = 0.0001
 # A thread that waits for the GIL asks for it again and again, which takes less processor time than this.
 _LEAST_RUN_SECONDS: Final = 0.00002
-# Each time that a thread wakes up costs processor time. So, while looks find only the thread of an event loop, the
-# watch wakes up four times a second; a profile may be too short for that.
-_ALONE_PAUSE_SECONDS: Final = 0.25
+# Beside a busy loop, a thread that wakes up waits for the GIL for long (see `Turns`), and looks of a client go on for
+# hours. So the watch only wakes up while other threads than those of loops use this share of a processor, which looks
+# at a loop find out four times a second. A profile may be too short for that.
+_CHECK_SECONDS: Final = 0.25
+_LEAST_USED: Final = 0.02
 # The threads that look at the process, which wait for the GIL themselves.
 _LOOKING: Final = "penstock-expose", "penstock-profile"
 # At first a look every ten milliseconds, which takes 1 % of a loop that never waits; then looks become rarer.
@@ -584,15 +637,17 @@ class GilWatch:
 
     Args:
         loops: the native ids of the threads that run event loops; the caller may add and remove some meanwhile.
-        least_pause_seconds: the pause between two looks, at first.
+        is_live: whether the looks go on for hours, so that they must be rare.
     """
 
-    def __init__(self, loops: Collection[int], least_pause_seconds: float) -> None:
+    def __init__(self, loops: Collection[int], *, is_live: bool) -> None:
         self._loops = loops
-        self._least_pause_seconds = least_pause_seconds
-        is_live = least_pause_seconds > _LEAST_GIL_PAUSE_SECONDS
-        self._alone_pause_seconds = _ALONE_PAUSE_SECONDS if is_live else least_pause_seconds
-        self._over = threading.Event()
+        self._least_pause_seconds = _LEAST_GIL_PAUSE_SECONDS * (6 if is_live else 1)
+        self._over, self._needed = threading.Event(), threading.Event()
+        self._checked = monotonic() if is_live else inf
+        self._ran: dict[int, float] = {}
+        if not is_live:
+            self._needed.set()
         self.look_anew()
         # A daemon: a profile that is never ended must not keep the interpreter from ending.
         self._thread = threading.Thread(target=self._run, name="penstock-profile", daemon=True)
@@ -604,7 +659,18 @@ class GilWatch:
     def stop(self) -> None:
         """Stop looking. This blocks until the watch's thread has ended, for at most one of its looks."""
         self._over.set()
+        self._needed.set()
         self._thread.join()
+
+    def wake_if_needed(self) -> None:
+        """Look while other threads than those of event loops compute; the watch of a loop calls this often."""
+        if (passed := monotonic() - self._checked) < _CHECK_SECONDS:
+            return
+        others = [thread for thread, name in self._others().items() if not name.startswith(_LOOKING)]
+        before, self._ran = self._ran, _clocks(set(others).difference(self._loops))
+        used = sum(seconds - before.get(thread, seconds) for thread, seconds in self._ran.items())
+        (self._needed.set if used > _LEAST_USED * passed else self._needed.clear)()
+        self._checked += passed
 
     def look_anew(self) -> None:
         """Discard the measurements, and look as often as at first; callable from any thread."""
@@ -622,23 +688,21 @@ class GilWatch:
         looked = monotonic()
         pause, looks = self._least_pause_seconds, 0
         while not self._over.wait(pause * (0.5 + looks * _GOLDEN % 1)):
-            others = self._others()
-            waited, held = self._look(others) if others else (0.0, {})
-            now = monotonic()
+            is_needed = self._needed.is_set()
+            waited, held = self._look(self._others()) if is_needed else (0.0, {})
+            self._needed.wait()
+            now, looked = monotonic(), max(looked, self._began)
             self._waited += waited * (now - looked)
             self._loop_waited += waited * (1 - held.get(EVENT_LOOP, 0.0) / (sum(held.values()) or 1.0)) * (now - looked)
             for holder, share in held.items():
                 self._held[holder] += share * (now - looked)
             self._seconds += now - looked
             looked, looks = now, looks + 1
-            least = self._least_pause_seconds if others else self._alone_pause_seconds
-            pause = max(least, (now - self._began) * _GIL_PAUSE_SHARE)
+            pause = max(self._least_pause_seconds, (now - self._began) * _GIL_PAUSE_SHARE)
 
     def _others(self) -> dict[int, str]:
-        """Return the names of the threads that may hold the GIL; nothing if only one thread could wait for the GIL."""
+        """Return the names of the threads that may hold the GIL."""
         threads = [thread for thread in threading.enumerate() if thread is not self._thread]
-        if sum(not thread.name.startswith(_LOOKING) for thread in threads) < 2:
-            return {}
         return {thread.native_id: thread.name for thread in threads if thread.native_id is not None}
 
     def _look(self, others: dict[int, str]) -> tuple[float, dict[Holder, float]]:
