@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import sys
+import threading
 import time
 import traceback
 import types
@@ -173,6 +174,56 @@ async def test_scopes_in_which_nothing_has_moved_are_not_read_again() -> None:
             await used(2)
             second = {scope.admitted: scope.steps for scope in monitor.snapshot().scopes}
     assert [first[admitted] is second[admitted] for admitted in first] == [admitted != (0, 3) for admitted in first]
+
+
+async def test_a_thread_that_looks_takes_turns_with_the_event_loop() -> None:
+    turns_of_loop, seen, asked = 0, list[int](), threading.Event()
+
+    def ask() -> bool:
+        asked.set()
+        return True
+
+    def look() -> None:
+        monitor.turns.asked = ask
+        asked.wait()
+        monitor.turns.asked = None
+        monitor.turns.begin()
+        for _ in range(5):
+            began = time.perf_counter()
+            while time.perf_counter() - began < 0.0015:
+                pass
+            monitor.turns.pause()
+            seen.append(turns_of_loop)
+        monitor.turns.end()
+
+    with closing(telemetry.Monitor()) as monitor:
+        async with engine.deploy(halves):
+            looking = asyncio.create_task(asyncio.to_thread(look))
+            while not looking.done():
+                turns_of_loop += 1
+                await asyncio.sleep(0)
+    assert seen == sorted(set(seen))
+    assert len(seen) == 5
+
+
+async def test_a_thread_is_asked_until_its_monitor_is_closed() -> None:
+    asked = 0
+
+    def ask() -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    async with engine.deploy(halves):
+        with closing(telemetry.Monitor()) as monitor:
+            monitor.snapshot()
+            monitor.turns.asked = ask
+            while asked < 3:
+                await asyncio.sleep(0.01)
+            monitor.turns.begin()  # and the client leaves before the end of the look
+        until_closed = asked
+        await asyncio.sleep(0.05)
+        assert asked == until_closed
 
 
 def test_a_second_close_of_a_monitor_does_nothing() -> None:

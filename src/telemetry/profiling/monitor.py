@@ -125,8 +125,8 @@ class _Watched(OpenScopes):
     """
 
     def __init__(self) -> None:
-        # Each look at an event loop takes about 0.1 ms of it, so a client has it looked at 25 times a second.
-        super().__init__(0.04, counts_depths=False)
+        # Each look at an event loop takes up to 0.2 ms of it, so a client has it looked at twelve times a second.
+        super().__init__(0.08, counts_depths=False)
         self.compiled_again: deque[tuple[str, tuple[tuple[str, str], ...]]] = deque(maxlen=1000)
 
     def device_worked(self, work: DeviceWork) -> None:
@@ -139,8 +139,8 @@ class Monitor:
     """Takes snapshots of all scopes of this process, each with a profile of the time since the snapshot before.
 
     Until it is closed, it gets a report of each scope that opens or closes, and `async def` nodes are timed, as by
-    `profile()`. It looks at event loops 25 times a second, and at the GIL less often. It waits for no event loop, so
-    it also sees a blocked event loop. One thread at a time may use it.
+    `profile()`. It looks at event loops twelve times a second, and at the GIL while other threads compute. It waits for
+    no event loop, so it also sees a blocked event loop. One thread at a time may use it.
 
     Attributes:
         turns: the turns of the thread that takes snapshots, and of event loops.
@@ -229,6 +229,7 @@ class Monitor:
 
     def close(self) -> None:
         """End the timing and the looks. A second call does nothing."""
+        self.turns.asked = None
         self.turns.end()
         if self._scopes not in collectors.running:
             return

@@ -42,7 +42,7 @@ _SLICE_SECONDS: Final = 0.001
 _PAUSE_SECONDS: Final = 0.001
 # The longest time for which a loop waits until the thread has the GIL, and the thread waits for a loop.
 _LONGEST_HANDOVER_SECONDS: Final = 0.002
-_LONGEST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 0.2
 
 
 class Turns:
@@ -76,6 +76,7 @@ class Turns:
         """Let event loops run at the end of a slice; the caller must not hold the lock of `OpenScopes`."""
         if self._is_looking and perf_counter() - self._began > _SLICE_SECONDS:
             self._given.clear()
+            self._taken.set()
             is_offered = perf_counter() - self._offered < _LONGEST_PAUSE_SECONDS
             self._given.wait(_LONGEST_PAUSE_SECONDS if is_offered else _PAUSE_SECONDS)
             self._taken.set()
@@ -430,6 +431,8 @@ _LATE_SECONDS: Final = 0.003
 # loop was held for most of the time.
 _LEAST_LATE: Final = 3
 _MOST: Final = 0.5
+# After a late look, the next look comes sooner, so that there are enough looks at a loop that is often late.
+_LATE_SHARE: Final = 0.25
 
 
 # The longest time that one look spends on nodes; and after it, how many times as long looks leave nodes alone.
@@ -504,6 +507,7 @@ class LoopWatch:
         self._waits = 0.0, 0.0  # the begin and the end of the wait for the next look
         self._due = 0.0  # the end of this wait; unlike in `_waits`, `look_anew` does not move it
         self._looks = 0
+        self._is_late = False
         self.thread: int | None = None
         self.asked = 0.0
         self._has_usual_clock = abs(loop.time() - monotonic()) < 1  # false for the virtual clock of a test
@@ -569,6 +573,7 @@ class LoopWatch:
         now = self._loop.time()
         self._looks += 1
         pause = max(self._least_pause_seconds, (now - self._began) * _PAUSE_SHARE)
+        pause *= _LATE_SHARE if self._is_late else 1
         pause *= 0.5 + self._looks * _GOLDEN % 1
         self._waits, self._due = (now, now + pause), now + pause
         self._timer = self._loop.call_later(pause, self._look)
@@ -578,6 +583,7 @@ class LoopWatch:
         if not self._is_on or not (self.scopes or self.readers):
             return
         now, seen = self._loop.time(), self.seen
+        self._is_late = now - due > _LATE_SECONDS
         seen.passed(now - began, now - due)
         for reader in tuple(self.readers):
             look = reader.look()
@@ -646,8 +652,7 @@ class GilWatch:
         self._over, self._needed = threading.Event(), threading.Event()
         self._checked = monotonic() if is_live else inf
         self._ran: dict[int, float] = {}
-        if not is_live:
-            self._needed.set()
+        self._needed.set()
         self.look_anew()
         # A daemon: a profile that is never ended must not keep the interpreter from ending.
         self._thread = threading.Thread(target=self._run, name="penstock-profile", daemon=True)
@@ -668,7 +673,7 @@ class GilWatch:
             return
         others = [thread for thread, name in self._others().items() if not name.startswith(_LOOKING)]
         before, self._ran = self._ran, _clocks(set(others).difference(self._loops))
-        used = sum(seconds - before.get(thread, seconds) for thread, seconds in self._ran.items())
+        used = sum(seconds - before.get(thread, 0.0) for thread, seconds in self._ran.items())
         (self._needed.set if used > _LEAST_USED * passed else self._needed.clear)()
         self._checked += passed
 
