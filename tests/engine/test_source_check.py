@@ -49,7 +49,7 @@ search = FakeGraph()
 NODES = {"fetch": fetch, "rank": rank}
 STAGES = [fetch, rank]
 SOURCES = ("wiki", "docs")
-CACHE, RESULTS = {}, []
+CACHE, RESULTS, DEFAULTS = {}, [], collections.defaultdict(dict)
 config = SimpleNamespace(rerank=True, name="x", limit=3, client=FakeNode(), extra=None, last=None)
 LOCK, EVENT = asyncio.Lock(), asyncio.Event()
 counter = 0
@@ -507,6 +507,19 @@ REFUSED = {
             later(box)
         except ValueError:
             pass
+        return q
+    """,
+    "through pairs": """
+        rows = [("a", q), ("b", await fetch("b"))]
+        for name in SOURCES:
+            rows.append((name, await fetch(name)))
+        for name, page in rows:
+            if page is None: return name  #! {COND}
+        return rows
+    """,
+    "a container in a container outside": """
+        CACHE["pages"]["last"] = q  #! {STORE}
+        DEFAULTS["pages"]["last"] = q  #! {STORE}
         return q
     """,
     "try around what may be symbolic": """

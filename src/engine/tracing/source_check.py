@@ -56,7 +56,7 @@ _NOT_IN_A_LAMBDA: Final = (ast.Await, ast.NamedExpr, ast.Yield, ast.YieldFrom, a
 
 # By identity, because a comparison would run the user's code.
 _BLIND_BUILTINS: Final = set(map(id, (isinstance, type, callable, hasattr, id)))
-_COPIES: Final = set(map(id, (list, tuple, set, frozenset, dict, sorted, reversed, iter, zip, enumerate)))
+_COPIES: Final = set(map(id, (list, tuple, set, frozenset, sorted, reversed, iter, zip, enumerate)))
 _ADDERS: Final = ("add", "append", "appendleft", "insert", "setdefault", "extend", "extendleft", "update")
 
 
@@ -259,12 +259,15 @@ class _Reader(ast.NodeVisitor):
     def visit_Subscript(self, node: ast.Subscript) -> object:
         base, _ = self.value(node.value), self.value(node.slice)
         key = node.slice.value if isinstance(node.slice, ast.Constant) else None
-        if not isinstance(base, Container):
+        if base is None or isinstance(base, Kind | ast.AST):
             return base if _is(base, _SYMBOLIC) else None
+        if not isinstance(base, Container):
+            return MISSING  # an object that outlives the trace
         if isinstance(node.slice, ast.Slice):
             return Container(list, [*base.values])
         is_place = base.type is tuple and isinstance(key, int) and key < len(base.values)
-        return self.meaning(base.values[cast("int", key)] if is_place else _join(base.values))
+        item = self.meaning(base.values[cast("int", key)] if is_place else _join(base.values))
+        return MISSING if item is None and base.outlives else item
 
     def visit_Await(self, node: ast.Await) -> object:
         value = self.value(node.value)
@@ -375,7 +378,7 @@ class _Reader(ast.NodeVisitor):
         keywords: dict[str | None, object],
     ) -> object:
         """Return the result of a call that is no step; None if unknown."""
-        if isinstance(node.func, ast.Attribute) and isinstance(base, (Kind, Container, *_CONTAINERS)):
+        if isinstance(node.func, ast.Attribute) and isinstance(base, (Kind, Container, *_CONTAINERS, type(None))):
             return self.method(node.func, cast("object", base), arguments)
         if inspect.isclass(callee) and self.is_node(callee):
             return Kind.NODE
@@ -401,9 +404,9 @@ class _Reader(ast.NodeVisitor):
             elements = [Container(tuple, elements)]
         if function is enumerate:
             elements = [Container(tuple, [None, *elements])]
-        if id(function) not in _COPIES:
-            return None
-        return Container(dict if function is dict else list, elements[:1])
+        if function is dict:
+            return Container(dict, [Kind.MAYBE for _ in arguments])
+        return Container(list, elements[:1]) if id(function) in _COPIES else None
 
     def method(self, function: ast.Attribute, base: object, arguments: list[object]) -> object:
         """Return the result of a method of a container, or a copy of a node; None if unknown."""
@@ -684,9 +687,12 @@ def _join(values: Sequence[object]) -> object:
     first, *others = values or (None,)
     if all(other is first for other in others):
         return first
-    lists = [value for value in values if isinstance(value, Container) and value.type is list]
-    if len(lists) == len(values):
-        return Container(list, [item for one in lists for item in one.values])
+    containers = [value for value in values if isinstance(value, Container)]
+    shapes = {(one.type, len(one.values) if one.type is tuple else 0) for one in containers}
+    if len(containers) == len(values) and len(shapes) == 1:
+        if containers[0].type is tuple:
+            return Container(tuple, [*map(_join, zip(*(one.values for one in containers), strict=True))])
+        return Container(containers[0].type, [item for one in containers for item in one.values])
     return Kind.MAYBE if _holds(values, (*_SYMBOLIC, Kind.NODE, Kind.GRAPH)) else None
 
 
