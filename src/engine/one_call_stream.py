@@ -38,6 +38,9 @@ class OfCall(OfCalls, total=False):
     on_finished: OnFinished
 
 
+_END: Any = object()
+
+
 class StreamingCall(OpenStream, Listener):
     """A call that gives a stream: of values, of events, or of both. This object listens to the frame of the call.
 
@@ -174,16 +177,27 @@ class StreamingCall(OpenStream, Listener):
             raise EngineClosedError("this stream was closed")
         return self.reader
 
-    def was_read(self, error: BaseException | None) -> None:
-        """Note that the reader has reached the end, or an error, which becomes the outcome of the call."""
+    async def read(self, buffer: StreamBuffer[Any]) -> Any:
+        """Return the next value; `_END` at the end, or after an error, which becomes the outcome of the call."""
+        error: BaseException | None = None
+        try:
+            with self.reader_wait:
+                return await buffer.get()
+        except StopAsyncIteration:
+            pass
+        except BaseException as failure:
+            if not buffer.abandoned:
+                raise  # the reader was cancelled, which does not end the stream
+            error = failure
         frame = self._frame
-        if self._was_read or self._scope is None:
-            return
-        self._was_read = True
-        if error is None:
-            frame.remove_pending()
-        elif frame.state == "running":  # if not, the call has ended with this error already
-            frame.fail(error)
+        if not self._was_read:
+            self._was_read = True
+            if error is None:
+                frame.remove_pending()
+            elif frame.state == "running":  # if not, the call has ended with this error already
+                frame.fail(error)
+        error = None  # breaks a cycle: its traceback refers to this stack frame
+        return _END
 
     def result(self) -> Any:
         """Return the result of the call, which has ended.
@@ -423,20 +437,10 @@ class ValuesStream(OwnStream[StreamingCall, T_co]):
     async def _next(self, buffer: StreamBuffer[Any]) -> T_co:
         if self._closed:
             raise StopAsyncIteration
-        error: BaseException | None = None
-        try:
-            with self._start().reader_wait:
-                value: T_co = await buffer.get()
-            return value
-        except StopAsyncIteration:
-            pass
-        except BaseException as failure:
-            if not buffer.abandoned:
-                raise  # the reader was cancelled, which does not end the stream
-            error = failure
         call = self._start()
-        call.was_read(error)
-        error = None  # breaks a cycle: its traceback refers to this stack frame
+        value: T_co = await call.read(buffer)
+        if value is not _END:
+            return value
         with call.reader_wait:
             await call.ended()
         raise StopAsyncIteration
@@ -584,15 +588,7 @@ class EventStream(ValuesStream[Event[E]], Generic[E, R]):
         """
         events, values = self._events, self._events.values
         if values is not None and values.ended and not values.abandoned:
-            error: BaseException | None = None
-            try:
-                await values.get()  # it raises, and does not wait
-            except StopAsyncIteration:
-                pass
-            except BaseException as failure:  # noqa: BLE001 - the outcome of the call, which is raised below
-                error = failure
-            call.was_read(error)
-            error = None  # breaks a cycle: its traceback refers to this stack frame
+            await call.read(values)  # it does not wait: no value is held
             return True
         if events.ended:
             with call.reader_wait:
