@@ -216,6 +216,8 @@ REFUSED = {
     """,
     "is on the right": "return None is q  #! {COND}",
     "is in a chain": "return 1 < config.limit is q  #! {COND}",
+    "in": "return q in SOURCES  #! {COND}",
+    "in, of a list of results": "return q in [q, 1]  #! {COND}",
     "match": """
         match q:  #! {COND}
             case None:
@@ -271,7 +273,12 @@ REFUSED = {
     "an async comprehension": "return [x async for x in words(q)]  #! AsyncIterator",
     "gather": "return await asyncio.gather(fetch(q), rank(q))  #! {PARALLEL}",
     "gather under another name": """
-        both = asyncio.gather
+        from asyncio import gather as together
+        return await together(fetch(q), rank(q))  #! {PARALLEL}
+    """,
+    "gather of a module imported here": """
+        import asyncio as aio
+        both = aio.gather
         return await both(fetch(q), rank(q))  #! {PARALLEL}
     """,
     "wait": "done, _ = await asyncio.wait([fetch(q)])  #! {PARALLEL}",
@@ -1031,6 +1038,7 @@ STEPS = {
     "return await fetch(q) if q else k": "ps.apply(lambda q: bool(q), q)",
     "return q is None": "ps.apply(lambda q: q is None, q)",
     "return isinstance(q, str)": "ps.apply(lambda q: isinstance(q, str), q)",
+    "return q in [q, k]": "ps.apply(lambda q, k: q in [q, k], q, k)",
     "return {x: 1 for x in q if k}": "ps.apply(lambda q, k: {x: 1 for x in q if k}, q, k)",
     "return sum(x for x in q)": "ps.apply(lambda q: [item for item in q], q)",
     "return [await fetch(x) for x in q]": "ps.apply(lambda value: ..., value)",

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -404,6 +405,10 @@ def test_a_client_that_does_not_read_holds_nobody_up(path: Path) -> None:
         deaf.flood(ASK * 100)
         with looking(path) as client:
             assert client.look().process == os.getpid()
+        # Event loops offer turns to a thread that looks, and not while the thread sends.
+        [exposing] = server._SERVERS
+        while any(monitor.turns.is_looking for monitor, _ in [*exposing._clients.values()]):
+            time.sleep(0.001)
 
 
 def test_more_clients_than_there_is_room_for_are_told(path: Path) -> None:

@@ -157,7 +157,7 @@ async def test_a_handler_that_blocks_the_loop_is_what_limits() -> None:
         with closing(telemetry.Monitor()) as monitor:
             await service(1)
             monitor.snapshot()
-            for number in range(8):
+            for number in range(20):
                 await service(number)
                 await asyncio.sleep(0)
             lately = monitor.snapshot().lately

@@ -29,7 +29,7 @@ from tests.kit import virtual
 
 CLOCKED = (
     "actors.channel", "actors.attempts", "actors.chains", "actors.execution",
-    "actors.executions", "actors.worker", "engine.call_stream", "engine.pipeline",
+    "actors.executions", "actors.threads", "actors.worker", "engine.call_stream", "engine.pipeline",
     "engine.statistics",
     "telemetry.profiling.durations", "telemetry.profiling.watching", "telemetry.profiling.recording",
 )  # fmt: skip

@@ -12,6 +12,7 @@ leave with unlike values counts as unknown. The body of a loop is read twice, fo
 import ast
 import builtins
 import inspect
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
@@ -335,6 +336,8 @@ class _Reader(ast.NodeVisitor):
             blind = [operand for operand in pair if operand in refs]
             if blind and isinstance(operator, ast.Is | ast.IsNot):
                 self.report_blind("`is`", blind[0], node)
+            elif pair[0] in refs and isinstance(operator, ast.In | ast.NotIn):
+                self.report_blind("`in`", pair[0], node)
             elif blind:
                 result = Kind.REF
         return result
@@ -656,9 +659,15 @@ class _Reader(ast.NodeVisitor):
     visit_Nonlocal = visit_Global
 
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
-        self.variables |= {alias.asname or alias.name.partition(".")[0]: None for alias in node.names}
+        for alias in node.names:
+            top = alias.name.partition(".")[0]
+            module = sys.modules.get(alias.name if alias.asname else top)  # nothing is imported here
+            self.variables[alias.asname or top] = None if module is None else self.meaning(module)
 
-    visit_ImportFrom = visit_Import
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = None if node.level else sys.modules.get(node.module or "")
+        for alias in node.names:
+            self.variables[alias.asname or alias.name] = module and self.attribute(module, alias.name)
 
 
 def _is(value: object, kinds: tuple[Kind, ...]) -> bool:

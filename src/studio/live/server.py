@@ -238,8 +238,7 @@ class Server:
         looker, pace = Looker(), _Pace(client, monitor)
         try:
             for line in _requests(client, monitor):
-                client.sendall(_answered(line, monitor, looker, pace))
-                monitor.turns.end()
+                _send(client, _answered(line, monitor, looker, pace), monitor)
         except OSError:
             pass  # the client is gone
         finally:
@@ -260,6 +259,16 @@ def _requests(client: socket.socket, monitor: Monitor) -> Iterator[bytes]:
             yield line
     if len(line) > MAX_REQUEST_BYTES:
         client.sendall(refusal(f"a request is a line of at most {MAX_REQUEST_BYTES} bytes"))
+
+
+def _send(client: socket.socket, answer: bytes, monitor: Monitor) -> None:
+    """Send an answer, and end the look; no loop waits for a client that does not read."""
+    sent = 0
+    with suppress(BlockingIOError):
+        sent = client.send(answer, socket.MSG_DONTWAIT)
+    monitor.turns.end()
+    if sent < len(answer):
+        client.sendall(answer[sent:])
 
 
 def _answered(line: bytes, monitor: Monitor, looker: Looker, pace: "_Pace") -> bytes:

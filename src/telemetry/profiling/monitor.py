@@ -229,8 +229,7 @@ class Monitor:
 
     def close(self) -> None:
         """End the timing and the looks. A second call does nothing."""
-        self.turns.asked = None
-        self.turns.end()
+        self.turns.stop()
         if self._scopes not in collectors.running:
             return
         collectors.end(self._scopes)

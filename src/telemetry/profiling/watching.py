@@ -54,27 +54,34 @@ class Turns:
 
     Attributes:
         asked: whether the thread has something to do; None while the thread does not wait for requests.
+        is_looking: whether the thread is in a look, so that loops offer turns.
     """
+
+    _handed_over = 0.0  # when a loop has handed the GIL over to any thread
 
     def __init__(self) -> None:
         self.asked: Callable[[], object] | None = None
-        self._is_looking = self._is_offering = False
+        self.is_looking = self._is_offering = False
         self._began = self._offered = 0.0
         self._given, self._taken = threading.Event(), threading.Event()
 
     def begin(self) -> None:
         """Begin with a look, in the thread."""
-        self._is_looking, self._began = True, perf_counter()
+        self.is_looking, self._began = True, perf_counter()
         self._taken.set()
 
     def end(self) -> None:
         """End a look."""
-        self._is_looking = False
+        self.is_looking = False
         self._taken.set()
+
+    def stop(self) -> None:
+        """End all turns. This takes no lock, which a thread may have held when this process was forked."""
+        self.asked, self.is_looking = None, False
 
     def pause(self) -> None:
         """Let event loops run at the end of a slice; the caller must not hold the lock of `OpenScopes`."""
-        if self._is_looking and perf_counter() - self._began > _SLICE_SECONDS:
+        if self.is_looking and perf_counter() - self._began > _SLICE_SECONDS:
             self._given.clear()
             self._taken.set()
             is_offered = perf_counter() - self._offered < _LONGEST_PAUSE_SECONDS
@@ -90,17 +97,20 @@ class Turns:
 
     def offer(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hand the GIL over if the thread has something to do, and do so again soon; called on a loop."""
-        if not self._is_offering:
+        if not self._is_offering or perf_counter() - self._offered > _LONGEST_PAUSE_SECONDS:  # by a loop that has ended
             self._offer(loop)
 
     def _offer(self, loop: asyncio.AbstractEventLoop) -> None:
         self._offered = perf_counter()
-        self._is_offering = self._is_looking or (self.asked is not None and bool(self.asked()))
-        if self._is_offering:
+        self._is_offering = self.is_looking or (self.asked is not None and bool(self.asked()))
+        if not self._is_offering:
+            return
+        if self._offered - Turns._handed_over >= _PAUSE_SECONDS:  # otherwise it is the turn of the loop
             self._taken.clear()
             self._given.set()
             self._taken.wait(_LONGEST_HANDOVER_SECONDS)
-            loop.call_later(_PAUSE_SECONDS, self._offer, loop)
+            Turns._handed_over = perf_counter()
+        loop.call_later(_PAUSE_SECONDS, self._offer, loop)
 
 
 class _Since(NamedTuple):
@@ -674,7 +684,12 @@ class GilWatch:
         others = [thread for thread, name in self._others().items() if not name.startswith(_LOOKING)]
         before, self._ran = self._ran, _clocks(set(others).difference(self._loops))
         used = sum(seconds - before.get(thread, 0.0) for thread, seconds in self._ran.items())
-        (self._needed.set if used > _LEAST_USED * passed else self._needed.clear)()
+        if used > _LEAST_USED * passed:
+            self._needed.set()
+        else:
+            self._needed.clear()
+            if self._over.is_set():  # `stop` may have come in between
+                self._needed.set()
         self._checked += passed
 
     def look_anew(self) -> None:
@@ -694,8 +709,8 @@ class GilWatch:
         pause, looks = self._least_pause_seconds, 0
         while not self._over.wait(pause * (0.5 + looks * _GOLDEN % 1)):
             is_needed = self._needed.is_set()
-            waited, held = self._look(self._others()) if is_needed else (0.0, {})
             self._needed.wait()
+            waited, held = self._look(self._others()) if is_needed else (0.0, {})
             now, looked = monotonic(), max(looked, self._began)
             self._waited += waited * (now - looked)
             self._loop_waited += waited * (1 - held.get(EVENT_LOOP, 0.0) / (sum(held.values()) or 1.0)) * (now - looked)
