@@ -108,6 +108,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         assert main(arguments) == 0
         return capsys.readouterr().out
 
+    structlog.reset_defaults()  # another test may have configured it
     yield run
     structlog.reset_defaults()
 
