@@ -81,7 +81,7 @@ class Turns:
 
     def pause(self) -> None:
         """Let event loops run at the end of a slice; the caller must not hold the lock of `OpenScopes`."""
-        if self.is_looking and perf_counter() - self._began > _SLICE_SECONDS:
+        if _running_loop() is None and perf_counter() - self._began > _SLICE_SECONDS:
             self._given.clear()
             self._taken.set()
             is_offered = perf_counter() - self._offered < _LONGEST_PAUSE_SECONDS
