@@ -349,17 +349,17 @@ def interrupt_after(
         command(program, (), before),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        bufsize=0,  # a buffer would keep lines that `communicate` does not see
         start_new_session=True,
     )
     try:
         assert process.stdout is not None
         printed = []
         while not printed or printed[-1] != line:
-            printed.append(process.stdout.readline().strip())
+            printed.append(process.stdout.readline().decode().strip())
             assert printed[-1], process.communicate()
         os.killpg(process.pid, number)
-        rest, errors = process.communicate(timeout=30)
+        rest, errors = (output.decode() for output in process.communicate(timeout=30))
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
