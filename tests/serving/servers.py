@@ -48,7 +48,8 @@ def server(
             yield f"http://127.0.0.1:{listener.getsockname()[1]}", process
         finally:
             process.terminate()
-            said += process.stdout.read()  # `communicate` would not see the lines that `readline` has buffered
+            with process.stdout as output:  # `communicate` would not see the lines that `readline` has buffered
+                said += output.read()
             process.wait(timeout=20)
     # No traceback, and no "Failed to detach context". On a busy machine, a node may seem to block the loop.
     assert all(re.search(f"{expected}|node.blocks_loop", line) for line in said.splitlines()), said
