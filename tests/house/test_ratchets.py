@@ -23,7 +23,7 @@ LIMITS = {
     "engine": Figures(lines=14466, largest_file=599, slots=20, branches=21, broad_excepts=32),
     "saving": Figures(lines=1889, largest_file=558, slots=0, branches=20, broad_excepts=3),
     "serving": Figures(lines=1212, largest_file=297, slots=2, branches=18, broad_excepts=1),
-    "studio": Figures(lines=3048, largest_file=367, slots=0, branches=13, broad_excepts=1),
+    "studio": Figures(lines=3053, largest_file=372, slots=0, branches=13, broad_excepts=1),
     "telemetry": Figures(lines=3833, largest_file=511, slots=8, branches=15, broad_excepts=3),
     "testing": Figures(lines=513, largest_file=165, slots=1, branches=5, broad_excepts=2),
 }

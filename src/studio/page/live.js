@@ -113,6 +113,7 @@
 
   const take = (found) => {
     state.newest = found.number;
+    askIn = 1000 * found.ask_in_seconds;
     for (const told of found.processes) {
       const process = state.processes.get(told.id) || { look: null, times: [], rates: new Map() };
       state.processes.set(told.id, process);
@@ -129,7 +130,7 @@
     }
     show();
   };
-  let asking = false;
+  let asking = false, askIn = 1000, next = 0;
   const tick = async () => {
     if (document.hidden || asking) return;
     asking = true;
@@ -140,6 +141,8 @@
       tell(error instanceof TypeError ? "penstock studio does not answer: it has ended, or the connection is cut." : error.message);
     } finally {
       asking = false;
+      clearTimeout(next);
+      next = setTimeout(tick, askIn);
     }
   };
 
@@ -441,7 +444,6 @@
       tell(error.message);
     }
   });
-  setInterval(tick, 1000);
   document.addEventListener("visibilitychange", tick);
   tick();
 })();

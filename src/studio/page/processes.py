@@ -33,6 +33,8 @@ from .page import sentence
 # Five minutes.
 LOOKS: Final = 300
 PAUSE_SECONDS: Final = 1.0
+# How long after the beginning of the looks a page asks for them: a look takes some 20 ms, and seldom more.
+_ASK_AFTER_SECONDS: Final = 0.15
 # A process that has not answered a look for so long is shown as one that does not. After a look that took long, a
 # process answers the next one up to four seconds later.
 _SILENT_SECONDS: Final = 8.0
@@ -139,15 +141,16 @@ class Watched:
             try:
                 with closing(Client(self.path)) as client:
                     while True:
-                        time.sleep(self._looked(client))
+                        self._look(client)
+                        time.sleep(_until_next_look())
             except (OSError, LookupError, TypeError, ValueError) as error:  # the last three if a look makes no sense
                 with self._lock:
                     self._says = printable(str(error) if isinstance(error, OSError) else repr(error))
                     self._of_scopes.clear()
                 time.sleep(PAUSE_SECONDS)
 
-    def _looked(self, client: Client) -> float:
-        """Look once; return the seconds until the next look is due."""
+    def _look(self, client: Client) -> None:
+        """Look once."""
         began = self._asked = time.monotonic()
         settings = self._settings
         look = client.look(show_messages=settings.show_messages, show_keys=settings.show_keys)
@@ -175,7 +178,15 @@ class Watched:
             self._says, self._asked = "", inf
             if look.seconds is not None:
                 self._rates.append((number, look.when or time.time(), rates))
-        return max(PAUSE_SECONDS - (time.monotonic() - began), 0.05)
+
+
+def _until_next_look(after_seconds: float = 0.0) -> float:
+    """Return the seconds until the next look, plus `after_seconds`, and never few, as rates need some time.
+
+    All processes are looked at together, at each whole second, so that a page can ask just then.
+    """
+    left = (after_seconds - time.monotonic()) % PAUSE_SECONDS
+    return left if left > PAUSE_SECONDS / 5 else left + PAUSE_SECONDS
 
 
 class Processes:
@@ -198,10 +209,11 @@ class Processes:
             one.start()
 
     def looks(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """Return, for each process, the data that is newer than the look with the number `newer`."""
+        """Return the data that is newer than the look with the number `newer`, and when to ask again."""
         newer, scope = _whole(query, "newer"), query.get("scope", "")
         number = self._number  # before the looks: data that comes meanwhile is sent twice rather than never
-        return {"number": number, "processes": [one.since(newer, scope) for one in self.watched]}
+        processes = [one.since(newer, scope) for one in self.watched]
+        return {"number": number, "processes": processes, "ask_in_seconds": _until_next_look(_ASK_AFTER_SECONDS)}
 
     def process(self, query: Mapping[str, str]) -> Watched:
         """Return the process that a request names.

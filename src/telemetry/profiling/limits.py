@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..counters import ActorStatistics, name_of
@@ -122,7 +121,7 @@ class Limit(NamedTuple):
 
 def _short(at: str) -> str:
     """Return a "file:line", with a path relative to the working directory if the file is below that."""
-    return at and at.removeprefix(f"{Path.cwd()}{os.sep}")
+    return at and at.removeprefix(f"{os.getcwd()}{os.sep}")  # noqa: PTH109 - ten times as fast as Path.cwd()
 
 
 def _where(at: str) -> str:

@@ -125,8 +125,8 @@ class _Watched(OpenScopes):
     """
 
     def __init__(self) -> None:
-        # Each look at an event loop takes up to 0.2 ms of it, so a client has it looked at twelve times a second.
-        super().__init__(0.08, counts_depths=False)
+        # Each look at an event loop takes up to 0.2 ms of it, so a client has it looked at ten times a second.
+        super().__init__(0.1, counts_depths=False)
         self.compiled_again: deque[tuple[str, tuple[tuple[str, str], ...]]] = deque(maxlen=1000)
 
     def device_worked(self, work: DeviceWork) -> None:
@@ -139,7 +139,7 @@ class Monitor:
     """Takes snapshots of all scopes of this process, each with a profile of the time since the snapshot before.
 
     Until it is closed, it gets a report of each scope that opens or closes, and `async def` nodes are timed, as by
-    `profile()`. It looks at event loops twelve times a second, and at the GIL while other threads compute. It waits for
+    `profile()`. It looks at event loops ten times a second, and at the GIL while other threads compute. It waits for
     no event loop, so it also sees a blocked event loop. One thread at a time may use it.
 
     Attributes:
@@ -149,7 +149,6 @@ class Monitor:
     def __init__(self) -> None:
         self._process = os.getpid()
         self._scopes = _Watched()
-        self._scopes.gil_watch.start()
         self.turns = self._scopes.turns
         self._looked: float | None = None
         self._minute: LastMinute[tuple[str, str]] = LastMinute()

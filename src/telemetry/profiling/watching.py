@@ -38,7 +38,7 @@ _LEAST_PAUSE_SECONDS: Final = 0.001
 
 
 # The longest time for which a look may keep the GIL from event loops, and for how long a loop has it then.
-_SLICE_SECONDS: Final = 0.001
+_SLICE_SECONDS: Final = 0.002
 _PAUSE_SECONDS: Final = 0.001
 # The longest time for which a loop waits until the thread has the GIL, and the thread waits for a loop.
 _LONGEST_HANDOVER_SECONDS: Final = 0.002
@@ -662,20 +662,23 @@ class GilWatch:
         self._over, self._needed = threading.Event(), threading.Event()
         self._checked = monotonic() if is_live else inf
         self._ran: dict[int, float] = {}
-        self._needed.set()
         self.look_anew()
         # A daemon: a profile that is never ended must not keep the interpreter from ending.
         self._thread = threading.Thread(target=self._run, name="penstock-profile", daemon=True)
 
     def start(self) -> None:
         """Look from now on."""
-        self._thread.start()
+        self._needed.set()
+        if not self._thread.is_alive():
+            with suppress(RuntimeError):  # another loop has started the thread just now, or the looks have ended
+                self._thread.start()
 
     def stop(self) -> None:
         """Stop looking. This blocks until the watch's thread has ended, for at most one of its looks."""
         self._over.set()
         self._needed.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def wake_if_needed(self) -> None:
         """Look while other threads than those of event loops compute; the watch of a loop calls this often."""
@@ -684,12 +687,9 @@ class GilWatch:
         others = [thread for thread, name in self._others().items() if not name.startswith(_LOOKING)]
         before, self._ran = self._ran, _clocks(set(others).difference(self._loops))
         used = sum(seconds - before.get(thread, 0.0) for thread, seconds in self._ran.items())
-        if used > _LEAST_USED * passed:
-            self._needed.set()
-        else:
-            self._needed.clear()
-            if self._over.is_set():  # `stop` may have come in between
-                self._needed.set()
+        self._needed.clear()
+        if used > _LEAST_USED * passed or self._over.is_set():  # `stop` may have come in between
+            self.start()
         self._checked += passed
 
     def look_anew(self) -> None:
