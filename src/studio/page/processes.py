@@ -33,8 +33,8 @@ from .page import sentence
 # Five minutes.
 LOOKS: Final = 300
 PAUSE_SECONDS: Final = 1.0
-# How long after the beginning of the looks a page asks for them: a look takes some 20 ms, and seldom more.
-_ASK_AFTER_SECONDS: Final = 0.15
+# How long after the beginning of the looks a page asks for them: most looks are answered within 0.2 s.
+_ASK_AFTER_SECONDS: Final = 0.25
 # A process that has not answered a look for so long is shown as one that does not. After a look that took long, a
 # process answers the next one up to four seconds later.
 _SILENT_SECONDS: Final = 8.0
