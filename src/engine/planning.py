@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeGuard, cast, get_origin
 
-from .._errors import NotStorable, PlanError
+from .._errors import PlanError
 from ..telemetry import logs
 from .control import Control
 from .donation import with_donation
@@ -72,11 +72,9 @@ def check_stream_limits(graph: str, steps: Sequence[Step], *, in_order: bool = F
     found: dict[int, dict[int, _Wait]] = {}  # by the node that holds a place, and by the node that is needed
     for wait in _waits(steps, in_order=in_order):
         held, needed = _key(wait.held), _key(wait.needed)
-        if held == needed:
-            raise PlanError(_message(graph, wait.step, wait.held))
         found.setdefault(held, {}).setdefault(needed, wait)
         back = _way(found, needed, held)
-        if back:
+        if back or held == needed:
             raise PlanError(_message_of_circle(graph, [wait, *back]))
 
 
@@ -223,13 +221,6 @@ def _key(node: Node[..., object]) -> int:
     return id(node.origin) if node.template is None else id(node.template)
 
 
-def _message(graph: str, step: Step, node: Node[..., object]) -> str:
-    what = f"two streams of node {node.name!r} are open together here; each stream holds a place until it is read"
-    if not node.gives_stream:
-        what = f"node {node.name!r} reads a stream that needs the same node, and holds one of its places meanwhile"
-    return f"{step.location}: in graph {graph!r}, {what}, so calls would wait for each other for ever; {_remedy(node)}"
-
-
 def _message_of_circle(graph: str, circle: list[_Wait]) -> str:
     told = " and ".join(
         f"node {wait.held.name!r} holds one of its places for a stream that needs node {wait.needed.name!r} "
@@ -237,8 +228,8 @@ def _message_of_circle(graph: str, circle: list[_Wait]) -> str:
         for wait in circle
     )
     return (
-        f"{circle[0].step.location}: in graph {graph!r}, {told}, so calls would wait for each other for ever; for one "
-        f"of them, {_remedy(circle[0].held)}"
+        f"{circle[0].step.location}: in graph {graph!r}, {told}, so calls would wait for each other for ever; for "
+        f"{circle[0].held.name!r}, {_remedy(circle[0].held)}"
     )
 
 
@@ -270,10 +261,7 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
             if node not in classes:
                 classes[node] = _annotated_classes(node)
             checked += _check_arguments(draft.name, step, node, classes[node], types)
-            _check_failover(draft.name, step, node, classes[node])
         types[step.source] = step.callee._result_annotation()
-        if _is_durable(step):
-            _check_state(draft.name, step, (_type_of(step.args[0], types), types[step.source]))
     return draft, PassReport("validate", checked, checked)
 
 
@@ -349,22 +337,6 @@ def _walk(steps: Iterable[Step], around: str = "") -> Iterator[tuple[Step, str]]
         repeats = step.callee.name if step.callee.name in ("map_each", "while_loop", "fold") else around
         for body in step.bodies:
             yield from _walk(body.steps, repeats)
-
-
-def _check_state(graph: str, step: Step, hints: Iterable[Any]) -> None:
-    """Refuse a durable loop whose state cannot be stored, as far as annotations show.
-
-    Raises:
-        PlanError: the state cannot be stored; the message names the path of the value.
-    """
-    from ..saving.durable import refuse_annotation
-
-    for hint in hints:
-        try:
-            refuse_annotation(hint)
-        except NotStorable as error:
-            where = f"{step.location}: in graph {graph!r}"
-            raise PlanError(f"{where}, a durable loop cannot keep its state: {error}") from None
 
 
 def eliminate_dead_nodes(draft: Draft) -> tuple[Draft, PassReport]:
@@ -589,30 +561,6 @@ def _check_arguments(
     return checked
 
 
-def _check_failover(graph: str, step: Step, node: Node[..., Any], classes: Mapping[str, type | None]) -> None:
-    """Refuse a failover whose annotated parameters or result differ from the annotations of its node."""
-    if node.policy.failover is None or node.policy.cache is not None or not step.bodies:
-        return
-    other = step.bodies[0].steps[-1].callee if step.bodies[0].steps else None
-    if not is_node(other) or other._runs_on._is_compiled:
-        return
-    theirs = {**_annotated_classes(other), "return": _result_class(other)}
-    classes = {**classes, "return": _result_class(node)}
-    for mine, yours in (*zip(node._positional, other._positional, strict=False), ("return", "return")):
-        one, another = classes.get(mine), theirs.get(yours)
-        if one is not None and another is not None and not _may_be(another, one):
-            what = "returns" if mine == "return" else f"takes {mine!r} as"
-            raise PlanError(
-                f"{step.location}: in graph {graph!r}, node {node.name!r} {what} {one.__name__}, but its failover "
-                f"{other.name!r} has {another.__name__} there; take a failover with the types of the node"
-            )
-
-
-def _result_class(node: Node[..., Any]) -> type | None:
-    hint = node._result_annotation()
-    return hint if _is_plain_class(hint) else None
-
-
 def _origin(template: Template) -> str:
     if isinstance(template, Constant):
         return f"the constant {template.value!r:.80}"
@@ -646,7 +594,6 @@ _TOWER = ((int, float), (int, complex), (float, complex), (bool, float), (bool, 
 def make_plan(
     trace: Trace,
     *,
-    run_passes: tuple[Pass, ...] | None = None,
     without: Collection[Pass] = (),
     resources: frozenset[int] = frozenset(),
     effect_behind: Step | None = None,
@@ -656,7 +603,6 @@ def make_plan(
 
     Args:
         trace: the trace.
-        run_passes: the passes; by default `ALL`, and the passes of the executors of the nodes.
         without: passes to leave out.
         resources: for a body: the numbers of the resources of the graph around it.
         effect_behind: for a body: an ordered effect of the graph around it that waits for all steps of the body.
@@ -672,7 +618,7 @@ def make_plan(
         tuple((step,) for step in trace.steps), trace.result, effect_behind, fuse,
     )  # fmt: skip
     reports: list[PassReport] = []
-    for run_pass in _all_passes(trace) if run_passes is None else run_passes:
+    for run_pass in _all_passes(trace):
         if run_pass in without:
             continue
         draft, report = run_pass(draft)
@@ -683,7 +629,7 @@ def make_plan(
                 remedy="return or pass on the result; a call that is made for its effect is a statement of its own, or "
                 "its node is declared effectful=True",
             )  # fmt: skip
-    plan_body = partial(make_plan, run_passes=run_passes, resources=shared)
+    plan_body = partial(make_plan, resources=shared)
     seen = Counter[str]()
     has_effects = any(step.is_effect for step in trace.steps)
     behind = _effects_behind(draft.steps, effect_behind) if has_effects else {}

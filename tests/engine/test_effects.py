@@ -374,7 +374,7 @@ def test_a_stream_whose_place_is_needed_before_an_effect_is_refused() -> None:
         await book(x)
         return again, await read(values)
 
-    with pytest.raises(ps.PlanError, match=r"node 'limited' are open together here.*max_in_flight"):
+    with pytest.raises(ps.PlanError, match=r"for a stream that needs node 'limited' .*max_in_flight"):
         engine.plan(ps.graph(body))
 
 

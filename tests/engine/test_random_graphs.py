@@ -1,7 +1,6 @@
 """Random graph functions do the same traced as called, under every scheduler, with passes and without passes."""
 
 import asyncio
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine
-from penstock.engine.planning import make_plan
 from penstock.engine.program import data_edges
 from tests.engine.programs import HELPERS, KINDS, Kind, Oracle, Program, is_ordered, programs, source_of
 from tests.kit import SCHEDULERS
@@ -127,7 +125,7 @@ async def test_without_passes_it_does_just_the_same(program: Program, x: int, y:
     plainly = Oracle(with_passes=False)
     expected = plainly.run(program, {"x": x, "y": y})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.engine.graph.make_plan", functools.partial(make_plan, run_passes=()))
+        patch.setattr("penstock.engine.planning._all_passes", lambda trace: ())
         plan = engine.plan(graph)
     assert plan.reports == ()
     for scheduler in SCHEDULERS:

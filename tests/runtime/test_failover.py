@@ -381,22 +381,6 @@ async def test_a_stream_and_a_value_do_not_take_over_from_each_other() -> None:
     await refused(primary.with_policy(failover=words_of_backup), "gives one value, and its failover 'words_of_backup'")  # type: ignore[call-overload]
 
 
-async def test_another_type_of_result_is_refused() -> None:
-    @ps.node
-    async def number(question: str) -> int:
-        return 1
-
-    await refused(primary.with_policy(failover=number), "returns str, but its failover 'number' has int")  # type: ignore[call-overload]
-
-
-async def test_another_type_of_argument_is_refused() -> None:
-    @ps.node
-    async def takes_a_number(question: int) -> str:
-        return ""
-
-    await refused(primary.with_policy(failover=takes_a_number), r"takes 'question' as str, but .* has int")  # type: ignore[call-overload]
-
-
 async def test_too_many_parameters_are_refused_when_the_graph_is_traced() -> None:
     @ps.node
     async def needs_more(question: str, more: str) -> str:
