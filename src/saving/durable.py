@@ -1,17 +1,14 @@
 """Durable loops: `while_loop` keeps its state after each iteration, and continues from there in another process."""
 
 import asyncio
-import dataclasses
 import math
 import os
-import typing
 import uuid
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import Context, ContextVar, Token
 from dataclasses import dataclass, replace
-from types import NoneType, UnionType
-from typing import Any, Final, Literal, Self, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, Self, TypeVar, get_args
 
 from .._errors import (
     DeadlineExceeded,
@@ -34,7 +31,6 @@ from ..actors.frame import Frame, Interruption
 from ..actors.tasks import postpone, start_task, uninterrupted
 from ..actors.threads import ThreadPool
 from ..telemetry import logs
-from .encoding import _class_of
 from .loops import (
     Loop,
     LoopRecord,
@@ -488,9 +484,8 @@ class DurableCall:
                 raise _not_kept(self.key, found)
             return found
         if answer is not None and (found is None or found.question is None):
-            why = "nothing is kept under the key" if found is None else _WHY_NO_ANSWER[found.status]
             raise StaleAnswer(
-                f"answer= was given, but the key {self.key!r} waits for no answer: {why}; run the key without answer="
+                f"answer= was given, but the key {self.key!r} waits for no answer; run the key without answer="
             )
         if found is None or found.status == "done":
             return Loop(0, None, 0.0, self.graph, own, began_at=now)
@@ -696,71 +691,6 @@ def _not_kept(key: str, found: Loop) -> KeyFinished:
     return KeyFinished(f"the key {key!r} has ended, but its result is not kept: {why}")
 
 
-_WHY_NO_ANSWER: Final[dict[Status, str]] = {
-    "done": "its last call has returned its result, and the next call begins a new loop",
-    "running": "its last call was stopped, without a question",
-    "failed": "its last call has failed, without a question",
-    "interrupted": "its question was answered",
-}
-
-
 def _states(records: Sequence[LoopRecord]) -> list[LoopState]:
     loops = map(Loop.read, records)
     return [LoopState(loop.step, decoded(loop.state), loop.kept_at) for loop in loops if loop.state is not None]
-
-
-# What the annotation of a state tells about whether its values can be stored.
-
-
-_STORABLE: Final = frozenset({
-    bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset,
-})  # fmt: skip
-_OF_ARRAYS: Final = frozenset({"numpy", "jax", "jaxlib", "ml_dtypes"})
-
-
-def _may_be_stored(cls: type) -> bool:
-    """Whether values with this annotation may be storable: instances of the class, or of a class derived from it."""
-    return (
-        cls in _STORABLE
-        or cls.__module__.partition(".")[0] in _OF_ARRAYS
-        or _class_of(cls) is not None
-        or getattr(cls, "_is_protocol", False)
-        or hasattr(cls, "__total__")  # a TypedDict
-        or any(map(_may_be_stored, type.__subclasses__(cls)))
-    )
-
-
-def refuse_annotation(hint: Any, path: str = "state", around: frozenset[Any] = frozenset()) -> None:
-    """Refuse a type whose values can certainly not be stored. Other values that cannot be stored fail at run time.
-
-    Args:
-        hint: the annotation.
-        path: the path of the annotated value, for the error.
-        around: the types that contain this annotation.
-
-    Raises:
-        NotStorable: the annotation has such a type; the message names its path.
-    """
-    origin = get_origin(hint)
-    if origin is typing.Annotated:
-        return refuse_annotation(get_args(hint)[0], path, around)
-    if origin in (list, tuple, set, frozenset, dict, typing.Union, UnionType):
-        inside = path if origin in (typing.Union, UnionType) else f"{path}[...]"
-        for one in get_args(hint):
-            refuse_annotation(one, inside, around)
-        return None
-    if not isinstance(hint, type) or hint in around or hint in (object, Any, NoneType):
-        return None
-    if not _may_be_stored(hint):
-        raise NotStorable(
-            f"{path} is annotated as {hint.__module__}.{hint.__qualname__}, which cannot be stored: use JSON values, "
-            "bytes, tuples, sets, arrays, or an enum, a named tuple, a dataclass or a model of pydantic"
-        )
-    if dataclasses.is_dataclass(hint):
-        try:
-            hints = typing.get_type_hints(hint)
-        except Exception:  # noqa: BLE001 - names may not exist at run time (TYPE_CHECKING), or fail in any other way
-            return None
-        for field in dataclasses.fields(hint):
-            refuse_annotation(hints.get(field.name), f"{path}.{field.name}", around | {hint})
-    return None

@@ -7,7 +7,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,6 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from penstock.saving import durable as durable_module
 from penstock.saving import loops as loops_module
 from penstock.saving import store as store_module
 from penstock.testing import cancel_at_every_step
@@ -638,60 +637,6 @@ async def test_a_state_that_cannot_be_stored_is_refused_with_its_path(store: Mem
     with pytest.raises(ps.NotStorable, match=re.escape("first[0] is a ")):
         await engine.run(looped([Client()]), durable_key="k2")
     assert "k2" not in store.records
-
-
-@dataclass(frozen=True)
-class Inside:
-    client: Client
-
-
-@dataclass(frozen=True)
-class Holder:
-    by_name: dict[str, Inside | None]
-    more: "list[Holder]"
-
-
-class Base:
-    pass
-
-
-@dataclass
-class Derived(Base):
-    number: int
-
-
-@pytest.mark.parametrize(
-    ("hint", "path"),
-    [
-        (Client, "state"),
-        (list[Client], "state[...]"),
-        (tuple[int, Client | None], "state[...]"),
-        (Inside, "state.client"),
-        (Holder, "state.by_name[...].client"),
-    ],
-)
-async def test_a_state_that_annotations_show_not_to_be_storable_is_refused_when_planned(
-    store: MemoryStore, hint: Any, path: str
-) -> None:
-    durable = ps.Durable(store)
-
-    async def body(state: Any) -> Any:
-        return state
-
-    body.__annotations__ = {"state": hint, "return": hint}
-    node = ps.node(body)
-
-    @ps.graph
-    async def looped(first: Any) -> Any:
-        return await ps.while_loop(ps.node(lambda state: True), node, first, durable=durable)
-
-    with pytest.raises(ps.PlanError, match=re.escape(f"cannot keep its state: {path} is annotated as ") + r".*Client"):
-        engine.plan(looped)
-
-
-@pytest.mark.parametrize("hint", [State, Derived, Base, np.ndarray, dict[int, tuple[str, ...]], None, object, Any])
-async def test_a_state_that_may_be_storable_is_planned(store: MemoryStore, hint: Any) -> None:
-    durable_module.refuse_annotation(hint)
 
 
 async def test_arrays_come_back(tmp_path: Path) -> None:

@@ -519,7 +519,7 @@ async def test_an_answer_that_is_sent_twice_is_stale_or_has_the_result(job: Job)
     answer = ps.Answer("word3", asking.token)
     assert await engine.run(job.graph("q"), durable_key="k", answer=answer, on_finished="return") == WORDS
     assert await engine.run(job.graph("q"), durable_key="k", answer=answer, on_finished="return") == WORDS
-    with pytest.raises(ps.StaleAnswer, match="has returned its result"):
+    with pytest.raises(ps.StaleAnswer, match="waits for no answer"):
         await engine.run(job.graph("q"), durable_key="k", answer=answer)
     await ends(job, "other", 3, asks)
     with pytest.raises(ps.StaleAnswer, match="is for another question"):
