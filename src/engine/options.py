@@ -164,22 +164,6 @@ APPLICABLE: Mapping[str, frozenset[str]] = {
     "set_execution_options": _SHARED,
     "execution_options": _SHARED,
 }
-# The keyword arguments that a verb has beside these options. The error for a misspelt name shows all names.
-OWN: Mapping[str, frozenset[str]] = {
-    "run": frozenset({"answer", "checkpoint", "durable_key", "on_finished"}),
-    "stream": frozenset({"progress"}),
-    "deploy": frozenset({
-        "key", "max_in_flight_per_key", "max_queue_per_key", "max_restarts", "strategy", "warmup", "weights",
-        "within_seconds",
-    }),
-    "stream(call)": frozenset({"answer", "capacity", "checkpoint", "durable_key", "events", "on_finished", "progress"}),
-    "service.run": frozenset({"answer", "detached", "durable_key", "on_finished"}),
-    "service.stream": frozenset({"progress"}),
-    "service.stream(call)": frozenset({
-        "answer", "capacity", "detached", "durable_key", "events", "on_finished", "progress",
-    }),
-    "Engine": frozenset({"max_processes"}),
-}  # fmt: skip
 
 _process_wide: dict[str, Any] = {}
 # The options that `with execution_options(...)` around the caller sets.
@@ -267,17 +251,14 @@ def checked(options: Mapping[str, Any], verb: str) -> None:
                 why = f"is for one call of engine.stream or engine.run, not for {verb}: a deployment goes on for ever"
             if name == "detached":
                 why = "is for one call of a deployment, in which it goes on: service.run(call, detached=True, ...)"
-            raise OptionsError(f"{name!r} {why}; {verb} takes {', '.join(sorted(_keywords(verb)))}{_instead(name)}")
+            options_of_verb = ", ".join(sorted(applicable))
+            raise OptionsError(f"{name!r} {why}; the execution options of {verb} are {options_of_verb}{_instead(name)}")
         check(name, value, _ACCEPTED[name])
-
-
-def _keywords(verb: str) -> frozenset[str]:
-    return APPLICABLE[verb] | OWN.get(verb, frozenset())
 
 
 def _instead(name: str) -> str:
     """Return the end of a message: what to write instead of an option that a verb does not take; empty if unknown."""
-    verbs = [verb for verb in ("run", "stream", "stream(call)", "deploy", "Engine") if name in _keywords(verb)]
+    verbs = [verb for verb in ("run", "stream", "stream(call)", "deploy", "Engine") if name in APPLICABLE[verb]]
     if verbs:
         return f"; {name}= is for {', '.join(verbs)}"
     if name in Policy.__dataclass_fields__:
