@@ -47,9 +47,9 @@ class ChannelClosed(PenstockError):
 
 
 class ResourceError(PenstockError):
-    """A `@resource` function does not yield exactly once, or a resource is called outside of a graph.
+    """A resource is called outside of a graph.
 
-    Outside of a graph nothing would close the resource: call it in a graph, or open it with
+    Nothing would close the resource there: call it in a graph, or open it with
     `async with resource.open(...)`.
     """
 

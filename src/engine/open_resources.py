@@ -3,13 +3,13 @@
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from contextvars import Context, ContextVar
 from copy import copy
-from types import TracebackType
 from typing import Any, cast
 from weakref import WeakSet
 
-from .._errors import EngineClosedError, NodeCancelledError, ResourceError, add_note, copy_of
+from .._errors import EngineClosedError, NodeCancelledError, add_note, copy_of
 from ..actors.tasks import ContextTask, close_stream, uninterrupted
 from ..telemetry import logs
 from .options import ChosenScheduler
@@ -44,9 +44,16 @@ class Opening:
         )
         self._hash = hash(self._key)
 
-    def manager(self) -> "_Opened":
-        """Return a context manager that opens the resource and closes it."""
-        return _Opened(self)
+    @asynccontextmanager
+    async def manager(self) -> AsyncGenerator[Any, None]:
+        """Run the function of the resource up to its `yield`, and at the end the code after it."""
+        made = self.opener(*self._args, **self._kwargs)
+        if not inspect.isasyncgen(made):  # a fake may simply return the value
+            yield await made if inspect.isawaitable(made) else made
+            return
+        generator = cast("AsyncGenerator[Any, None]", made)
+        async with asynccontextmanager(lambda: generator)() as value:
+            yield value
 
     @property
     def arguments(self) -> str:
@@ -59,42 +66,6 @@ class Opening:
 
     def __hash__(self) -> int:
         return self._hash
-
-
-class _Opened:
-    """A context manager that runs the function of a resource up to its `yield`, and at the end the code after it."""
-
-    def __init__(self, opening: Opening) -> None:
-        self._opening = opening
-        self._generator: AsyncGenerator[Any, None] | None = None
-
-    async def __aenter__(self) -> Any:
-        opening = self._opening
-        made = opening.opener(*opening._args, **opening._kwargs)
-        if not inspect.isasyncgen(made):  # a fake may simply return the value
-            return await made if inspect.isawaitable(made) else made
-        self._generator = cast("AsyncGenerator[Any, None]", made)
-        try:
-            return await anext(self._generator)
-        except StopAsyncIteration:
-            raise ResourceError(
-                f"a @resource function must yield exactly once; {self._opening.name!r} ended without a `yield`"
-            ) from None
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        generator = self._generator
-        if generator is None:
-            return
-        try:
-            # The task that keeps the resource open may be cancelled: the loop is shut down, or a task group of the
-            # resource has failed. Then the error is raised at the `yield`, as in the body of any `async with`.
-            await (anext(generator) if error is None else generator.athrow(error))
-        except StopAsyncIteration:
-            return
-        await generator.aclose()
-        raise ResourceError(f"a @resource function must yield exactly once; {self._opening.name!r} yielded twice")
 
 
 def _exact(value: object) -> Hashable:

@@ -9,9 +9,7 @@ from .._errors import GraphTraceError, ResourceError
 from ..actors.policy import Policy
 from .node import Node
 from .open_resources import Opening, open_eagerly
-from .tracing.annotations import signature_of
 from .tracing.ref import call_location, hidden_ref
-from .tracing.template import Constant
 from .tracing.tracer import Tracer, active
 
 P = ParamSpec("P")
@@ -87,12 +85,12 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
             bound.apply_defaults()
             args, kwargs = bound.args, bound.kwargs
             for name, value in bound.arguments.items():
-                self._check_static(name, value, tracer)
+                self._check_static(name, value)
         if tracer is not None:
             tracer.check_callee(self.fn, self.name)
         return Opening(self, self._target, args, kwargs)
 
-    def _check_static(self, name: str, value: Any, tracer: Tracer | None) -> None:
+    def _check_static(self, name: str, value: Any) -> None:
         if (hidden := hidden_ref(value)) is not None:
             raise GraphTraceError(
                 f"{call_location()}: argument {name!r} of resource {self.name!r} is {hidden!r}, which differs for each "
@@ -107,8 +105,6 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
                 f"{call_location()}: argument {name!r} of resource {self.name!r} cannot be hashed ({error}), but calls "
                 "with equal arguments share the resource; pass a string, a number, a tuple or a frozen dataclass"
             ) from None
-        if tracer is not None and not isinstance(tracer.template(value, call_location(), self.name), Constant):
-            raise AssertionError(f"{value!r} is hashable and has no symbolic value in it, but is no constant")
 
     def __repr__(self) -> str:
         return f"<Resource {self.name}>"
@@ -130,21 +126,10 @@ def resource(fn: Callable[P, AsyncIterator[T]], /) -> Resource[P, T]:
         A `Resource`; in a graph, `await` of a call gives the value that `fn` yields.
 
     Raises:
-        TypeError: `fn` is not an async generator function, or a method.
+        TypeError: `fn` is not an async generator function.
     """
-    made: Any = fn  # the checks below are for programs without a type checker
-    if isinstance(made, Node):
-        raise TypeError(
-            f"@resource needs an `async def` with one `yield`, but {made!r} is a node or a resource already"
-        )
+    made: Any = fn  # the check below is for programs without a type checker
     if not inspect.isasyncgenfunction(made):
         remedy = "write `async def` with one `yield`: the code before it opens, the code after it closes"
         raise TypeError(f"@resource needs an async generator function, got {made!r}; {remedy}")
-    around, _, name = made.__qualname__.rpartition(".")
-    first = next(iter(signature_of(made).parameters), "")
-    if around and not around.endswith("<locals>") and first in ("self", "cls"):
-        raise TypeError(
-            f"resource {name!r} is a method of {around}, but all calls with equal arguments share a resource: make it "
-            "a function that takes the values that it needs"
-        )
     return Resource(fn)

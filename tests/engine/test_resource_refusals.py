@@ -37,21 +37,15 @@ def plain_generator(base: str) -> Iterator[str]:
     yield base
 
 
-class Owner:
-    async def method(self) -> AsyncIterator[str]:
-        yield ""
-
-
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
         (no_generator, "needs an async generator function, got .*no_generator.*write `async def` with one `yield`"),
         (no_yield, "needs an async generator function, got .*no_yield"),
         (plain_generator, "needs an async generator function, got .*plain_generator"),
-        (Owner, "needs an async generator function"),
-        (Owner.method, "resource 'method' is a method of Owner"),
-        (fetch, "<Node fetch> is a node or a resource already"),
-        (client, "<Resource client> is a node or a resource already"),
+        (dict, "needs an async generator function"),
+        (fetch, "needs an async generator function, got <Node fetch>"),
+        (client, "needs an async generator function, got <Resource client>"),
     ],
 )
 def test_what_is_no_resource_is_refused(fn: Any, message: str) -> None:
@@ -183,26 +177,20 @@ async def late() -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error", "message"),
-    [
-        (twice, ps.ResourceError, "a @resource function must yield exactly once; 'twice' yielded twice"),
-        (never, ps.ResourceError, "a @resource function must yield exactly once; 'never' ended without a `yield`"),
-        (late, RuntimeError, "raised StopAsyncIteration"),
-    ],
+    ("wrong", "message"),
+    [(twice, "didn't stop"), (never, "didn't yield"), (late, "raised StopAsyncIteration")],
 )
-async def test_a_generator_that_yields_twice_or_never(
-    wrong: ps.Resource[[], int], error: type[Exception], message: str
-) -> None:
+async def test_a_generator_that_yields_twice_or_never(wrong: ps.Resource[[], int], message: str) -> None:
     use = ps.graph(wrong)
 
-    with pytest.raises(error, match=message):
+    with pytest.raises(RuntimeError, match=message):
         await engine.run(use)
-    with pytest.raises(error, match=message):
+    with pytest.raises(RuntimeError, match=message):
         await use()
-    with pytest.raises(error, match=message):
+    with pytest.raises(RuntimeError, match=message):
         async with wrong.open():
             pass
-    with pytest.raises(error, match=message):
+    with pytest.raises(RuntimeError, match=message):
         async with engine.Engine() as e:
             await e.run(use)
 
