@@ -153,12 +153,7 @@ class CacheSite(Bound):
                 if how == "miss":
                     execution.returned(value)
                 return value
-        args, kwargs = actor.arguments(frame.values)
-        kept = self.store.find(self._key_of(args, kwargs), frame.group.loop.time())
-        if kept is not None:
-            self._hits += 1
-            return kept[0]
-        return (await self._find(frame, args, kwargs))[0]
+        return (await self._find(frame, *actor.arguments(frame.values)))[0]
 
     def _cache_statistics(self) -> CacheStatistics:
         """Return a snapshot of the counters."""
@@ -400,13 +395,9 @@ def _size_of(value: Any) -> int | None:
     if isinstance(size, int):
         whole: object = getattr(getattr(value, "base", None), "nbytes", 0)  # the whole array, which a view keeps alive
         return max(size, whole) if isinstance(whole, int) else size
-    inside: list[Any] | None = None
-    if type(value) in (list, tuple, set, frozenset):
-        inside = list(value)
-    elif type(value) is dict:
-        inside = [*value.keys(), *value.values()]
-    if inside is None:
+    if type(value) not in (list, tuple, set, frozenset, dict):
         return None
+    inside: list[Any] = [*value.keys(), *value.values()] if type(value) is dict else [*value]
     sizes = [_size_of(one) for one in inside]
     return None if None in sizes else own + sum([size or 0 for size in sizes])
 

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 from ..actors.execution import INLINE
 from ..actors.node_actor import NodeActor
-from ..telemetry.tables import Table, to_html
 from ..telemetry.text import printable
 from .options import ChosenScheduler
 from .tracing.template import Constant, Read, Template, Values, arguments_builder, builder, keywords_builder, reads
@@ -228,33 +227,30 @@ class Plan:
     def _chains(self) -> list[tuple[Step, ...]]:
         return [step.chain for step in self.steps]
 
-    @property
-    def _size(self) -> str:
-        return f"{len(self.steps)} actor{'' if len(self.steps) == 1 else 's'}"
-
-    def __str__(self) -> str:
-        from .picture import drawing_of, shown
-
-        lines = [shown(drawing_of(self.trace), "text"), "", f"plan of {printable(self.name)}: {self._size}"]
+    def _lines(self) -> list[str]:
+        """Return the lines that `print(plan)` shows below the drawing."""
+        size = f"{len(self.steps)} actor{'' if len(self.steps) == 1 else 's'}"
+        lines = [f"plan of {printable(self.name)}: {size}"]
         lines += [line for report in self.reports for line in report.lines()]
         for body in self._all_bodies:
             told = [line for report in body.reports if report.name in _SHOWN_OF_BODIES for line in report.lines()[1:]]
             lines += [f"  in {printable(body.name)}:", *told] if told else []
         if waits := _waits_for_effects(self._chains):
             lines += ["  order of effects:", *(f"    {printable(line)}" for line in waits)]
-        lines.append(f"  {self.scheduler_reason}")
-        return "\n".join(lines)
+        return [*lines, f"  {self.scheduler_reason}"]
 
-    def _repr_html_(self) -> str:
+    def __str__(self) -> str:
         from .picture import drawing_of, shown
 
-        facts = [("plan", f"{self.name}: {self._size}")]
-        for report in self.reports:
-            facts.append((report.name, f"{report.before} → {report.after}" if report.changes else "nothing to change"))
-            facts += [("", line) for line in (*report.changes[:20], *report.notes[:20])]
-        facts += [("order of effects", line) for line in _waits_for_effects(self._chains)]
-        facts.append(("scheduler", self.scheduler_reason))
-        return shown(drawing_of(self.trace), "svg") + to_html(Table(tuple(facts)))
+        return "\n".join([shown(drawing_of(self.trace), "text"), "", *self._lines()])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from .picture import drawing_of, shown
+
+        lines = "\n".join(self._lines())
+        return shown(drawing_of(self.trace), "svg") + f"<pre>{escape(lines)}</pre>"
 
 
 @dataclass

@@ -263,25 +263,19 @@ class _Gate:
         """
         now = self._clock.time()
         account = self._account(key, now)
-        waiting = account.waiting
-        if waiting is None:
-            if account.bucket.take(now, cost):
-                work.finish(work.value)
-                return
-            if not self._max_waiting:
-                raise self._refusal(account, cost, 0, now)
-            waiting = account.waiting = PriorityFifo()
-            waiting.push((work, cost), work.priority)
-            self._schedule(account)
+        if account.waiting is None and account.bucket.take(now, cost):
+            work.finish(work.value)
             return
+        waiting = PriorityFifo[tuple[Work[Any, Any], float]]() if account.waiting is None else account.waiting
         if waiting.count >= self._max_waiting:
             for other in [other for other in waiting if not _is_wanted(other[0], now)]:
                 waiting.discard(other, other[0].priority)
             if waiting.count >= self._max_waiting:
                 raise self._refusal(account, cost, waiting.count, now)
         before = account.next_at if waiting else None
+        account.waiting = waiting
         waiting.push((work, cost), work.priority)
-        if account.next_at != before:  # the new work is the next, with another cost
+        if account.next_at != before:  # the new work is the next
             self._schedule(account)
 
     def close(self) -> None:

@@ -19,8 +19,6 @@ from ..telemetry.tables import (
     seconds,
 )
 
-MAX_ROWS = 60  # about a screen, as in drawings
-
 _Facts = tuple[tuple[str, str], ...]
 
 _COLUMNS = (
@@ -48,9 +46,8 @@ _RARE: Final[tuple[tuple[Column, Callable[[ActorStatistics], int | None]], ...]]
 
 
 def table_of(facts: _Facts, actors: Sequence[ActorStatistics]) -> Table:
-    """Return a table: `facts` above, and below a row for each node, or for the 60 nodes in most trouble."""
-    shown = actors if len(actors) <= MAX_ROWS else _most_telling(actors)
-    ordered = [shown[at] for at in by_graph([actor.graph for actor in shown])]
+    """Return a table: `facts` above, and below a row for each node."""
+    ordered = [actors[at] for at in by_graph([actor.graph for actor in actors])]
     headings = tuple(actor.graph for actor in ordered)
     rare = [(column, of_actor) for column, of_actor in _RARE if any(of_actor(actor) for actor in ordered)]
     figures = figure_columns(actor.figures for actor in ordered)
@@ -60,7 +57,7 @@ def table_of(facts: _Facts, actors: Sequence[ActorStatistics]) -> Table:
         for one in ordered
     )
     outages = tuple(("outage", actor.outage) for actor in actors if actor.outage)
-    return Table((*facts, *outages), columns, rows, _rest(actors, shown), headings)
+    return Table((*facts, *outages), columns, rows, "" if actors else "no nodes yet", headings)
 
 
 def _state(actor: ActorStatistics) -> str:
@@ -84,35 +81,6 @@ def _row(actor: ActorStatistics) -> tuple[str, ...]:
         seconds(actor.inbox.put_wait_seconds),
         count(actor.retried),
         count(actor.inbox.high_water),
-    )
-
-
-def _most_telling(actors: Sequence[ActorStatistics]) -> list[ActorStatistics]:
-    """Return the nodes in most trouble, in their common order.
-
-    Nodes that do not run come first; then nodes by the time that items waited for them, by failures, and by busy time.
-    """
-
-    def trouble(index: int) -> tuple[bool, float, int, float, int]:
-        actor = actors[index]
-        is_down = actor.state in ("restarting", "stopped")
-        return is_down, actor.inbox.put_wait_seconds, actor.failed, actor.busy_seconds or 0.0, actor.completed
-
-    return [actors[index] for index in sorted(sorted(range(len(actors)), key=trouble)[-MAX_ROWS:])]
-
-
-def _rest(actors: Sequence[ActorStatistics], shown: Sequence[ActorStatistics]) -> str:
-    if not actors:
-        return "no nodes yet"
-    if len(shown) == len(actors):
-        return ""
-    completed, failed = (
-        sum(getattr(actor, name) for actor in actors) - sum(getattr(actor, name) for actor in shown)
-        for name in ("completed", "failed")
-    )
-    return (
-        f"and {count(len(actors) - len(shown))} nodes that items waited for less: {count(completed)} completed, "
-        f"{count(failed)} failed; `actors` has all of them"
     )
 
 

@@ -168,10 +168,9 @@ def test_a_notebook_shows_the_same_cells() -> None:
 async def test_a_notebook_shows_plans_verdicts_and_predictions_and_no_raw_records() -> None:
     plan = engine.plan(waiting)._repr_html_()
     assert plan.startswith("<svg")
-    table = ElementTree.fromstring(plan[plan.index("</svg>") + 6 :])
-    rows = [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
-    assert rows[0] == ["plan", "waiting: 1 actor"]
-    assert rows[-1] == ["scheduler", engine.plan(waiting).scheduler_reason]
+    lines = (ElementTree.fromstring(plan[plan.index("</svg>") + 6 :]).text or "").splitlines()
+    assert lines == str(engine.plan(waiting)).splitlines()[-len(lines) :]
+    assert lines[0] == "plan of waiting: 1 actor"
     event = asyncio.Event()
     event.set()
     with telemetry.profile() as profile:
@@ -208,22 +207,6 @@ def test_what_has_no_nodes_yet_says_so(empty: Any) -> None:
     assert "no nodes yet" in with_rich(empty, 80)
     ElementTree.fromstring(empty._repr_html_())
     assert "None" not in str(empty)
-
-
-def test_of_a_thousand_nodes_the_most_telling_are_shown_and_the_others_are_counted() -> None:
-    many = [actor(f"n{index}", completed=index) for index in range(1000)]
-    many[500] = actor("slow", completed=1, inbox=inbox(put_wait_seconds=3.0))
-    many[2] = actor("bad", completed=1, failed=9)
-    shown = str(service_of(*many))
-    lines = shown.splitlines()
-    rows = [line.split()[0] for line in lines[lines.index("search") + 1 :] if line.startswith("  ")]
-    assert len(rows) == 60
-    assert rows[:3] == ["bad", "slow", "n942"]  # the order of the whole table
-    rest = sum(range(942)) - 500 - 2
-    assert (
-        f"and 940 nodes that items waited for less: {rest:,} completed, 0 failed; `actors` has all of them"
-    ) in " ".join(shown.split())
-    assert len(with_rich(service_of(*many), 120).splitlines()) < 80
 
 
 def test_a_record_stays_a_record() -> None:
