@@ -18,7 +18,7 @@ from ..actors.generators import GeneratorTask, waits_for_itself
 from ..actors.loop_host import LoopHost, LoopStream
 from ..actors.node_actor import Invoke, NodeActor
 from ..actors.stream_buffer import DEFAULT_CAPACITY, BarrierBuffer, Reader, SplitBuffer, StreamBuffer
-from ..actors.tasks import start_task, until
+from ..actors.tasks import until
 from ..actors.threads import ThreadPool
 from ..actors.worker import Worker, WorkerGroup
 from ..telemetry import logs, spans
@@ -101,10 +101,7 @@ def body_of(
     async def fold(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
         skips = control.on_error == "skip"
         outside = captured(args, 0, 2)
-        if place is not None:
-            fold = _BarrierFold(worker, actor, bodies[0], frame, outside, args[0].buffer, skips=skips)
-            return await fold.go_on_from(place, args[0], args[1])
-        return await _Fold(worker, actor, bodies[0], frame, outside, args[0].buffer, skips=skips).run(args[1])
+        return await _Fold(worker, actor, bodies[0], frame, outside, args[0].buffer, skips=skips).run(args[1], place)
 
     return _InBodies(
         {"cond": choice, "switch": choice, "while_loop": while_loop, "map_each": map_each, "fold": fold}[control.kind]
@@ -161,9 +158,13 @@ class _Bodies(Listener):
         self._span: Span | None = None if parent.span is None else spans.present()
         self.frames = {}
         self._stopped = False
+        self._step = step
+        self._open_group()
+
+    def _open_group(self) -> None:
         self._empty = asyncio.Event()
-        self._group = parent.group.for_bodies(self._ended)
-        self._group.step = step
+        self._group = self._parent.group.for_bodies(self._ended)
+        self._group.step = self._step
 
     def _start(
         self, values: Args, item: int, listener: Listener, on_stream: "Callable[[Reader[Any]], None] | None" = None
@@ -351,7 +352,11 @@ class _ListMap(_Bodies):
 class _Fold(_Bodies):
     """The runs of a body for the state and one value of a stream after the other. This object listens to their frames.
 
-    All runs are in one group, in which the worker of the step works. So a value costs no task, only a hop.
+    The values that the stream holds are folded in one group, in which the worker of the step works. So such a value
+    costs no task, only a hop. A snapshot stores the state of the fold between two values.
+
+    Attributes:
+        count: how many values of the stream were folded.
     """
 
     def __init__(
@@ -366,23 +371,35 @@ class _Fold(_Bodies):
         skips: bool,
     ) -> None:
         super().__init__(wired, parent, outside, actor.name)
+        self.count = 0
         self._worker = worker
         self._actor = actor
         self._values = values
         self._skips = skips
         self._state: Any = None
-        self._started = 0
         self._starting = False
 
-    async def run(self, initial: Any) -> Any:
-        """Fold the stream to its end, and return the last state."""
-        self._state = initial
-        try:
-            await self._work(self._worker, self._go_on)
-        finally:
-            self._values.waiter = None
-        if self._values.error is not None:
-            await self._values.get()  # raises it
+    def state(self) -> Any:
+        """Return the state of the fold, and how many values were folded."""
+        return {"value": self._state, "count": self.count}
+
+    def restore(self, state: Any) -> None:
+        """Begin with the state of a snapshot."""
+        self._state, self.count = state.values()
+
+    async def run(self, initial: Any, place: StepCheckpoint | None) -> Any:
+        """Fold the stream to its end, from the initial state or that of a snapshot, and return the last state."""
+        self._state, values = initial, self._values
+        if place is not None:
+            await place.saving.begin_fold(place.stop, self, values)
+        while values.held or not (values.ended or values.abandoned):
+            if values.held:
+                await self._work(self._worker, self._go_on)
+                self._open_group()
+            else:
+                await values.wait()
+        if values.error is not None:
+            await values.get()  # raises it
         # the actor counts values, and the worker is about to count the step as one more value
         self._actor.completed -= 1
         return self._state
@@ -414,77 +431,17 @@ class _Fold(_Bodies):
         logs.warning("fold.value_skipped", graph=name, item=frame.item, error=repr(frame.error))
 
     def _go_on(self) -> None:
-        """Start the next value, or wait for it. A body without steps ends at once, and calls this method again."""
-        if self._starting or self._group.closed:
+        """Start the next value that is there. A body without steps ends at once, and calls this method again."""
+        if self._starting:
             return
         self._starting = True
         values = self._values
         while not self.frames and values.held and self._error is None and not self._stopped:
-            self._started += 1
-            self._start((self._state, values.pass_on()), self._started - 1, self)
+            self.count += 1
+            self._start((self._state, values.pass_on()), self.count - 1, self)
         self._starting = False
-        if self.frames:
-            return
-        if values.ended or self._error is not None or self._stopped:
+        if not self.frames:
             self._group.close()
-        else:
-            values.waiter = self._group.loop.create_future()
-            values.waiter.add_done_callback(self._came)
-
-    def _came(self, waiter: asyncio.Future[None]) -> None:
-        """A value has come, or the end of the stream."""
-        if self._values.waiter is waiter:
-            self._values.waiter = None
-            self._go_on()
-
-
-class _BarrierFold(_Fold):
-    """A fold of a call that is saved. The state is stored when a barrier comes, and restored at the start."""
-
-    _passing: "asyncio.Task[None] | None" = None
-    _place: StepCheckpoint
-
-    async def go_on_from(self, place: StepCheckpoint, values: Reader[Any], initial: Any) -> Any:
-        """Fold the stream to its end, from the state of the newest snapshot, if there is one."""
-        self._state, self._place = initial, place
-        place.saving.begin(place.stop, self)
-        assert isinstance(values.buffer, BarrierBuffer)
-        place.saving.fold_begun(values.buffer, place.stop, lambda: self._started)
-        await place.saving.all_begun.wait()
-        if place.saving.ends_at_once:  # steps might run the code behind their loop again
-            values.leave()
-            self._actor.completed -= 1
-            return self._state
-        try:
-            return await self.run(self._state)
-        finally:
-            if self._passing is not None:
-                self._passing.cancel()
-                await asyncio.wait([self._passing])
-
-    def state(self) -> Any:
-        """Return the state of the fold, and how many values were folded."""
-        return {"value": self._state, "count": self._started}
-
-    def restore(self, state: Any) -> None:
-        """Begin with the state of a snapshot; its arrays are placed like the arrays of the initial state."""
-        self._state, self._started = self._place.saving.placed_as(self.state(), state).values()
-
-    def _go_on(self) -> None:
-        super()._go_on()
-        values = self._values
-        assert isinstance(values, BarrierBuffer)
-        if values.barrier is not None and values.waiter is not None and self._passing is None:
-            self._passing = start_task(self._group.loop, values.pass_barrier(), name="penstock-saving")
-            self._passing.add_done_callback(self._passed)
-
-    def _passed(self, task: "asyncio.Task[None]") -> None:
-        self._passing = None
-        if not task.cancelled() and task.exception() is not None:
-            self._error = task.exception()
-        waiter = self._values.waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)  # `_came` goes on
 
 
 # Steps that give streams.

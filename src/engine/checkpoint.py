@@ -31,7 +31,7 @@ from .stages import StageIterator, has_state, role_of
 
 if TYPE_CHECKING:
     from ..saving import snapshots
-    from ..saving.snapshots import SavedSnapshot, Snapshot, SnapshotFolder
+    from ..saving.snapshots import Snapshot, SnapshotFolder, StoredSnapshot
     from .events import EventBuffer
     from .instances import InstanceRegistry
 else:
@@ -189,7 +189,7 @@ class Checkpointer:
         self.due_time: float = 0  # on the clock `monotonic`; a barrier is put when `due` or `due_time` is reached
         self.every_noted = checkpoint.every_records or _EVERY_NOTED
         self.position: Callable[[], int] = self._position
-        self._loop_seconds = 0.0
+        self._copy_seconds = 0.0  # since the last snapshot
         self.costs = SavedSnapshots()
         self.cuts = Cuts(self._schedule.asked)
         self.source: Any = None
@@ -354,15 +354,6 @@ class Checkpointer:
         """Compare the fingerprint of a source, such as its length and seed, with the one in the newest snapshot."""
         tell: Callable[[], dict[str, Any]] | None = getattr(source, "fingerprint", None)
         present: dict[str, Any] = {} if tell is None else tell()
-        try:
-            read = json.loads(json.dumps(present))
-        except (TypeError, ValueError):
-            read = None
-        if type(present) is not dict or read != present:
-            raise PlanError(
-                f"fingerprint() of source {name!r} returned {present!r:.200}, which changes on its way through JSON: "
-                "return a dict with texts as keys, of texts, numbers, True, False, None, lists and dicts"
-            )
         self._fingerprint["sources"][name] = present
         known: dict[str, Any] = {} if self._snapshot is None else self._snapshot.fingerprint.get("sources", {})
         if name not in known:
@@ -459,12 +450,8 @@ class Checkpointer:
         copies = self._copies.setdefault(name, {}) if holds else None
         encode = partial(self._encode, state, name, copy=True, splits=splits, copies=copies)
         began = perf_counter()
-        if _is_small(state):
-            copy = encode()
-            self._loop_seconds += perf_counter() - began
-            return copy
-        copy = await self._in_thread(encode)
-        self._add(SavedSnapshots(copy_seconds=perf_counter() - began))
+        copy = encode() if _is_small(state) else await self._in_thread(encode)
+        self._copy_seconds += perf_counter() - began
         return copy
 
     async def _take_reader(self, states: dict[str, Any]) -> None:
@@ -509,17 +496,26 @@ class Checkpointer:
         position = self.position()
         return self._writing is None and (self._schedule.is_due(barrier.record, position) or self.is_late(position))
 
-    def fold_begun(self, values: BarrierBuffer[Any], stop: CheckpointStep, folded: Callable[[], int]) -> None:
-        """Note the stream that a fold reads, which goes on from the state of the newest snapshot.
+    async def begin_fold(self, stop: CheckpointStep, fold: Any, values: StreamBuffer[Any]) -> None:
+        """Have a fold go on from the newest snapshot, once all sources have begun.
 
         Args:
-            values: the stream.
-            stop: the fold.
-            folded: returns how many values were folded.
+            stop: the step.
+            fold: the fold, with `state` and `restore`; `count` is how many values it has folded.
+            values: the stream that it reads; the reader leaves it if the snapshot was made at the end of the stream.
         """
-        self.position = folded
-        self._schedule.begin(self.record, folded())
+        from ..saving.encoding import decode
+
+        assert isinstance(values, BarrierBuffer)
+        if stop.name in self._restored:  # its arrays are placed like the arrays of the initial state
+            self._restored[stop.name] = decode(self._encode(self._restored[stop.name]), fold.state())
+        self.begin(stop, fold)
+        self.position = lambda: fold.count
+        self._schedule.begin(self.record, fold.count)
         values.on_barrier = partial(self._at_end, values, partial(self.take, stop=stop))
+        await self.all_begun.wait()
+        if self.ends_at_once:  # steps might run the code behind their loop again
+            values.abandon()
 
     async def _at_end(self, buffer: BarrierBuffer[Any], take: Callable[[dict[str, Any]], Awaitable[object]]) -> None:
         """Complete the snapshot of the first barrier, if a snapshot is due, and remove the barrier.
@@ -560,9 +556,9 @@ class Checkpointer:
 
     def _snapshot_of(self, record: int, states: dict[str, Any], *, ended: bool = False) -> "Snapshot":
         """Return a snapshot. Count the cost of its copies, and the number of values since the last snapshot."""
-        loop_seconds, self._loop_seconds = self._loop_seconds, 0.0
+        copy_seconds, self._copy_seconds = self._copy_seconds, 0.0
         skipped, most = self._schedule.taken(record, self.position()), self._schedule.most_values
-        self._add(SavedSnapshots(skipped=skipped, loop_seconds=loop_seconds, most_values=most))
+        self._add(SavedSnapshots(skipped=skipped, copy_seconds=copy_seconds, most_values=most))
         if self._is_full and self._schedule.is_exceeded:
             self._is_full = None
             logs.warning("checkpoint.max_bytes", max_bytes=self._checkpoint.max_bytes, interval_values=most)
@@ -573,8 +569,9 @@ class Checkpointer:
 
     async def _write(self, snapshot: "Snapshot", answers: "list[asyncio.Future[None]]") -> None:
         assert self._folder is not None
+        began = perf_counter()
         try:
-            written: SavedSnapshot = await self._in_thread(partial(self._folder.save, snapshot))
+            written: StoredSnapshot = await self._in_thread(partial(self._folder.save, snapshot))
         except Exception as error:
             is_of_disk = isinstance(error, CheckpointError)
             if is_of_disk:
@@ -586,7 +583,7 @@ class Checkpointer:
                 if snapshot.ended:
                     raise
         else:
-            self._add(SavedSnapshots(1, bytes=written.bytes, write_seconds=written.seconds))
+            self._add(SavedSnapshots(1, bytes=written.bytes, write_seconds=perf_counter() - began))
             self.cuts = self.cuts.one_more(written.bytes)
             _settle(answers, None)
         finally:
@@ -675,12 +672,6 @@ class Checkpointer:
             self.all_begun.set()
             self.counted.clear()
             self._held.clear()
-
-    def placed_as(self, template: Any, state: Any) -> Any:
-        """Return a state whose arrays are placed like the arrays of the template."""
-        from ..saving.encoding import decode
-
-        return decode(self._encode(state), template)
 
     async def _in_thread(self, fn: Callable[[], Any]) -> Any:
         return await self._threads.submit(copy_context(), None, fn)

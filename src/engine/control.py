@@ -553,8 +553,6 @@ def check_items(items: Any) -> None:
         remedy = "it is a stream, but the graph was not told: annotate its parameter as AsyncIterator"
     elif hasattr(items, "__getitem__"):
         return  # iterable by the old protocol, without __iter__
-    elif callable(items):
-        remedy = "the function comes first, ps.map_each(fn, items)"
     raise _misuse(f"ps.map_each cannot take the items of {_shown(items)}: {remedy}")
 
 
@@ -581,14 +579,9 @@ def _check_bodies(construct: str, **bodies: Any) -> None:
     for name, body in bodies.items():
         if callable(body) and not isinstance(body, Ref | Unawaited | Awaitable):
             continue
-        takes = "the state and one value" if construct.startswith("fold") else "one value"
-        remedy = f"it takes a node, a graph or a function of {takes}, known while the graph is traced"
+        remedy = "it takes a node, a graph or a function, known while the graph is traced"
         if isinstance(body, Unawaited | CoroutineType):
             remedy = "pass the function itself, without calling it"
-        elif construct.startswith("map_each"):
-            remedy = "the function comes first, then the items"
-        elif construct.startswith("fold"):
-            remedy = "the function comes first, then the stream"
         if isinstance(body, CoroutineType):
             body.close()
         raise _misuse(f"ps.{construct} got {name}={_shown(body)}: {remedy}")
@@ -664,35 +657,35 @@ async def _map_streams(fn: Callable[..., Any], streams: Sequence[Any], on_error:
             await close_stream(iterator)
 
 
-async def _mapped(fn: Callable[..., Any], items: Sequence[Any], index: int, on_error: OnError) -> list[Any]:
+async def _mapped(
+    fn: Callable[..., Any], items: Sequence[Any], index: int, on_error: OnError, event: str = "map_each.item_skipped"
+) -> list[Any]:
     """Return the result of one item in a list; an empty list if the item is skipped."""
     try:
         value = await _await(fn, *items)
     except Exception as error:
         if on_error == "raise":
             raise
-        return failed_item(index, error, on_error)
+        return failed_item(index, error, on_error, event)
     return [Outcome(index, value, None)] if on_error == "return" else [value]
 
 
-def failed_item(index: int, error: Exception, on_error: OnError) -> list[Any]:
-    """Return the results of an item that failed: an empty list, or a list of its outcome."""
+def failed_item(index: int, error: Exception, on_error: OnError, event: str = "map_each.item_skipped") -> list[Any]:
+    """Return the results of an item that failed: an empty list, or a list of its outcome. `event` is for the log."""
     if on_error == "return":
         return [Outcome(index, None, error)]
-    logs.warning("map_each.item_skipped", item=index, error=repr(error))
+    logs.warning(event, item=index, error=repr(error))
     return []
 
 
 async def _fold(fn: Callable[[Any, Any], Any], stream: AsyncIterable[Any], state: Any, on_error: FoldOnError) -> Any:
     iterator = aiter(stream)
+    index = 0
     try:
         async for value in iterator:
-            try:
-                state = await _await(fn, state, value)
-            except Exception as error:
-                if on_error == "raise":
-                    raise
-                logs.warning("fold.value_skipped", error=repr(error))
+            states = await _mapped(fn, (state, value), index, on_error, "fold.value_skipped")
+            state = states[0] if states else state
+            index += 1
         return state
     finally:
         await close_stream(iterator)

@@ -29,8 +29,9 @@ _PARTIAL: Final = ".partial"
 _CHECKSUMS: Final = "checksums.json"
 _PIECE_BYTES: Final = 1 << 24
 
-# A hook for tests, called before each step that reaches the disk, with the name of the step and its path.
-before_step: Callable[[str, Path], None] | None = None
+
+def before_step(step: str, path: Path) -> None:
+    """Do nothing before a step that reaches the disk; tests replace this function."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +49,6 @@ class Snapshot:
     states: Mapping[str, Any]
     fingerprint: Mapping[str, Any]
     ended: bool
-
-
-@dataclass(frozen=True)
-class SavedSnapshot:
-    """The cost of saving a snapshot.
-
-    Attributes:
-        path: the folder of the snapshot.
-        bytes: how many bytes were written.
-        seconds: how long saving took.
-    """
-
-    path: Path
-    bytes: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -157,7 +143,7 @@ class SnapshotFolder(contextlib.AbstractContextManager["SnapshotFolder", None]):
             )
         return None
 
-    def save(self, snapshot: Snapshot) -> SavedSnapshot:
+    def save(self, snapshot: Snapshot) -> StoredSnapshot:
         """Write a snapshot, and remove snapshots that are too old. Blocks: call it in a thread, one call at a time.
 
         Raises:
@@ -165,7 +151,7 @@ class SnapshotFolder(contextlib.AbstractContextManager["SnapshotFolder", None]):
             CheckpointError: the disk refuses the snapshot, because it is full for instance. Earlier snapshots stay.
         """
         _refuse_several_processes()
-        began = time.perf_counter()
+        saved_at = time.time()
         states = {
             name: state if isinstance(state, Encoded) else encode(state, name)
             for name, state in snapshot.states.items()
@@ -175,9 +161,9 @@ class SnapshotFolder(contextlib.AbstractContextManager["SnapshotFolder", None]):
         path = self.path / f"snapshot-{_number(found[-1]) + 1 if found else 1:08d}"
         partial = path.with_suffix(_PARTIAL)
         try:
-            _step("mkdir", partial)
+            before_step("mkdir", partial)
             partial.mkdir()
-            size = _write_snapshot(partial, snapshot, states)
+            size = _write_snapshot(partial, snapshot, states, saved_at)
             _rename(partial, path)
         except OSError as error:
             raise _failed(f"the snapshot at record {snapshot.record} is not saved in {self.path}", error) from error
@@ -185,7 +171,7 @@ class SnapshotFolder(contextlib.AbstractContextManager["SnapshotFolder", None]):
             shutil.rmtree(partial, ignore_errors=True)  # renamed already if the snapshot was saved
         whole = [one for one in (*found, path) if one not in self._damaged]
         self._remove(one for one in found if len(whole) > self._keep and _number(one) < _number(whole[-self._keep]))
-        return SavedSnapshot(path, size, time.perf_counter() - began)
+        return StoredSnapshot(path, size, snapshot.record, snapshot.ended, saved_at, None)
 
     def _remove(self, old: Iterable[Path]) -> None:
         """Remove snapshots, and all folders that were left half-written or half-removed."""
@@ -193,7 +179,7 @@ class SnapshotFolder(contextlib.AbstractContextManager["SnapshotFolder", None]):
             for path in old:
                 _rename(path, path.with_suffix(_PARTIAL))  # otherwise a half-removed snapshot would look damaged
             for path in [*self.path.glob(f"snapshot-*{_PARTIAL}"), *self.path.glob(f"cut-*{_PARTIAL}")]:
-                _step("remove", path)
+                before_step("remove", path)
                 shutil.rmtree(path)
         except OSError as error:  # do not lose the snapshot that is being saved: the next save tries to remove again
             logs.warning("checkpoint.not_removed", path=str(self.path), error=str(error))
@@ -298,7 +284,7 @@ def _read_snapshot(path: Path, template: Mapping[str, Any]) -> Snapshot:
     return Snapshot(about["record"], states, about["fingerprint"], about["ended"])
 
 
-def _write_snapshot(path: Path, snapshot: Snapshot, states: Mapping[str, Encoded]) -> int:
+def _write_snapshot(path: Path, snapshot: Snapshot, states: Mapping[str, Encoded], saved_at: float) -> int:
     """Write all files of a snapshot into a folder, and return how many bytes were written."""
     described: dict[str, Any] = {}
     for number, (name, state) in enumerate(states.items()):
@@ -310,7 +296,7 @@ def _write_snapshot(path: Path, snapshot: Snapshot, states: Mapping[str, Encoded
         "format": FORMAT,
         "record": snapshot.record,
         "ended": snapshot.ended,
-        "saved_at": time.time(),
+        "saved_at": saved_at,
         "fingerprint": snapshot.fingerprint,
         "states": described,
     }
@@ -366,23 +352,23 @@ def _damage(path: Path, *, verify: bool) -> str | None:
 
 
 def _write(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    _step("write", path)
+    before_step("write", path)
     with path.open("xb") as file:
         write(file)
         file.flush()
-        _step("fsync", path)
+        before_step("fsync", path)
         os.fsync(file.fileno())
 
 
 def _rename(path: Path, target: Path) -> None:
-    _step("rename", path)
+    before_step("rename", path)
     path.rename(target)
     _sync(path.parent)
 
 
 def _sync(folder: Path) -> None:
     """Synchronise the names of the files in a folder with the disk."""
-    _step("fsync", folder)
+    before_step("fsync", folder)
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -395,11 +381,6 @@ def _make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for folder in made:
         _sync(folder.parent)
-
-
-def _step(step: str, path: Path) -> None:
-    if before_step is not None:
-        before_step(step, path)
 
 
 def _failed(what: str, error: OSError) -> CheckpointError:

@@ -359,8 +359,7 @@ class SavedSnapshots(NamedTuple):
         failed: how many could not be written.
         bytes: the size of all written snapshots.
         write_seconds: how long the writing took, beside the pipeline.
-        copy_seconds: how long large states were copied, while their steps waited.
-        loop_seconds: how long small states were copied, while the event loop waited.
+        copy_seconds: how long states were copied, while their steps waited.
         reader_seconds: how long the reader waited for the copies of its state and of the values that it had not taken.
         most_values: the most values that the reader has taken between two snapshots.
     """
@@ -371,7 +370,6 @@ class SavedSnapshots(NamedTuple):
     bytes: int = 0
     write_seconds: float = 0.0
     copy_seconds: float = 0.0
-    loop_seconds: float = 0.0
     reader_seconds: float = 0.0
     most_values: int = 0
 

@@ -320,12 +320,12 @@ MISUSES = [
     ("ps.while_loop(is_even(1), halve, x)", "got predicate=<", "without calling it"),
     ("ps.while_loop(is_even, total(1), x)", "got body=<Call of graph total", "without calling it"),
     ("ps.map_each(total(1), [1])", "ps.map_each(fn, items) got fn=<Call of graph total", "without calling it"),
-    ("ps.map_each([1, 2], total)", "got fn=[1, 2]", "the function comes first, then the items"),
-    ("ps.map_each(total, total)", "items of <Graph total>", "the function comes first"),
+    ("ps.map_each([1, 2], total)", "got fn=[1, 2]", "a node, a graph or a function"),
+    ("ps.map_each(total, total)", "items of <Graph total>", "a list, another iterable, or a stream"),
     ("ps.map_each(total, {'a': 1})", "items of {'a': 1}", "list(d) or list(d.items())"),
     ("ps.map_each(total, 3)", "items of 3", "a list, another iterable, or a stream"),
     ("ps.map_each(total, total(1))", "items of <Call of graph total", "write `await`"),
-    ("ps.map_each(list(range(1000)), total)", "got fn=[0, 1, 2,", "the function comes first"),
+    ("ps.map_each(list(range(1000)), total)", "got fn=[0, 1, 2,", "a node, a graph or a function"),
 ]  # fmt: skip
 NAMES = {"halve": halve, "is_even": is_even, "plain": plain}
 TOTAL = "@ps.graph\nasync def total(x): return await double(x)\n"
@@ -369,7 +369,7 @@ async def test_a_task_group_that_fails_in_a_body_is_the_error_of_the_call() -> N
 
 def test_a_value_that_is_not_known_yet_is_no_body() -> None:
     graph = define("@ps.graph\nasync def g(x, f): return await ps.map_each(x, double)")
-    assert_names_line_and_remedy(refusal(lambda: graph), 2, "got fn=<Ref x>", ["the function comes first"])
+    assert_names_line_and_remedy(refusal(lambda: graph), 2, "got fn=<Ref x>", ["known while the graph is traced"])
     graph = define("@ps.graph\nasync def g(x, f): return await ps.cond(True, double, f, x)")
     assert_names_line_and_remedy(
         refusal(lambda: graph), 2, "got otherwise=<Ref f>", ["known while the graph is traced"]

@@ -63,6 +63,7 @@ def test_a_snapshot_comes_back(folder: SnapshotFolder) -> None:
     assert found.states["source"] == STATES["source"]
     assert np.array_equal(found.states["train"]["params"], STATES["train"]["params"])
     assert np.array_equal(found.states["data/shuffled#2"]["buffer"][1], np.arange(6).reshape(2, 3).T)
+    assert snapshots.stored_snapshots(folder.path, verify=True) == [saved]
     assert saved.path.parent == folder.path
     assert saved.bytes == sum(file.stat().st_size for file in saved.path.iterdir())
     assert sorted(file.name for file in saved.path.iterdir()) == [

@@ -246,8 +246,8 @@ def _cost(graph: str, snapshots: SavedSnapshots) -> str:
             f", {mean:.3g} MB and {milliseconds(snapshots.write_seconds / snapshots.saved)} beside the pipeline each"
         )
     told += (
-        f"; for copies, steps waited {duration(snapshots.copy_seconds)}, the event loop "
-        f"{duration(snapshots.loop_seconds)}, the reader {duration(snapshots.reader_seconds)}"
+        f"; for copies, steps waited {duration(snapshots.copy_seconds)}, "
+        f"the reader {duration(snapshots.reader_seconds)}"
     )
     told += f"; at most {count(snapshots.most_values)} values apart" if snapshots.most_values else ""
     told += f"; {count(snapshots.skipped)} left out" if snapshots.skipped else ""
