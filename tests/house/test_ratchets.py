@@ -20,11 +20,11 @@ LIMITS = {
     "consume": Figures(lines=579, largest_file=232, slots=0, branches=6, broad_excepts=2),
     "data": Figures(lines=1226, largest_file=490, slots=0, branches=11, broad_excepts=3),
     "devices": Figures(lines=6482, largest_file=596, slots=18, branches=13, broad_excepts=10),
-    "engine": Figures(lines=14466, largest_file=599, slots=20, branches=21, broad_excepts=32),
-    "saving": Figures(lines=1889, largest_file=558, slots=0, branches=20, broad_excepts=3),
+    "engine": Figures(lines=14278, largest_file=592, slots=20, branches=21, broad_excepts=31),
+    "saving": Figures(lines=1833, largest_file=558, slots=0, branches=20, broad_excepts=2),
     "serving": Figures(lines=1212, largest_file=297, slots=2, branches=18, broad_excepts=1),
     "studio": Figures(lines=3053, largest_file=372, slots=0, branches=13, broad_excepts=1),
-    "telemetry": Figures(lines=3833, largest_file=511, slots=8, branches=15, broad_excepts=3),
+    "telemetry": Figures(lines=3830, largest_file=511, slots=8, branches=15, broad_excepts=3),
     "testing": Figures(lines=513, largest_file=165, slots=1, branches=5, broad_excepts=2),
 }
 
@@ -97,10 +97,7 @@ def test_what_is_counted(tmp_path: Path) -> None:
     (tmp_path / "folder/two.py").write_text("x = 1\n\n# none\n")
     (tmp_path / "three.py").write_text("try:\n    pass\nexcept:\n    pass\n")
     # Branches: the loop, the conditional expressions, two further operands, the two excepts.
-    assert figures_by_folder(tmp_path) == {
-        ".": Figures(4, 4, 0, 0, 1),
-        "folder": Figures(16, 15, 3, 7, 1),
-    }
+    assert figures_by_folder(tmp_path) == {".": Figures(4, 4, 0, 0, 1), "folder": Figures(16, 15, 3, 7, 1)}
 
 
 @pytest.mark.parametrize(
