@@ -30,12 +30,6 @@ def double(array: Any) -> Any:
     return array
 
 
-def die(how: str) -> None:
-    if how == "exit":
-        os._exit(3)
-    os.kill(os.getpid(), getattr(signal, how))
-
-
 def die_with_a_forked_child(pid_file: str) -> None:
     child = os.fork()
     if not child:
@@ -71,12 +65,6 @@ def hold(path: str, result: Any) -> Any:
         connection.connect(path)
         connection.recv(1)
     return result
-
-
-def signal_itself_and_return(number: int) -> str:
-    os.kill(os.getpid(), number)
-    time.sleep(0)
-    return "still here"
 
 
 def terminate_what_it_has_started() -> list[int]:

@@ -5,7 +5,6 @@ import gc
 import os
 import random
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -158,23 +157,6 @@ async def test_a_result_that_does_not_fit_into_memory_is_an_error_of_its_call(po
     assert await call(pool, jobs.pid) == worker  # the worker lives on: it may have begun its next call
 
 
-async def test_calls_beyond_the_workers_wait_in_order(pool: ProcessPool, door: Door) -> None:
-    order: list[int] = []
-
-    async def numbered(pool: ProcessPool, number: int) -> None:
-        order.append(await call(pool, jobs.add, number))
-
-    first = asyncio.create_task(call(pool, jobs.hold, door.path, "first"))
-    await asyncio.sleep(0)
-    waiting = [asyncio.create_task(numbered(pool, number)) for number in range(20)]
-    await door.release()
-    assert await first == "first"
-    await asyncio.gather(*waiting)
-    assert order == list(range(20))
-    statistics = pool.statistics()
-    assert (statistics.workers, statistics.completed, statistics.died, statistics.killed) == (1, 21, 0, 0)
-
-
 async def test_workers_start_on_demand_and_are_reused(door: Door) -> None:
     async with aclosing(ProcessPool(2)) as pool:
         assert pool.statistics().workers == 0
@@ -257,24 +239,6 @@ async def test_a_missing_target_is_an_error_of_its_call(pool: ProcessPool) -> No
 # Deaths and cancellation
 
 
-async def test_a_dying_worker_fails_its_own_item_only() -> None:
-    ways = {"SIGKILL": "killed by SIGKILL", "SIGSEGV": "killed by SIGSEGV", "exit": "exit code 3"}
-    async with aclosing(ProcessPool(2)) as pool:
-        for number, (how, message) in enumerate(ways.items(), start=1):
-            results = await asyncio.gather(
-                *[call(pool, jobs.add, number) for number in range(10)],
-                call(pool, jobs.die, how),
-                *[call(pool, jobs.add, number) for number in range(10)],
-                return_exceptions=True,
-            )
-            died = results.pop(10)
-            assert results == [*range(10), *range(10)]
-            assert isinstance(died, WorkerDied)
-            assert message in str(died)
-            assert "process_jobs:die" in str(died)
-            assert pool.statistics().died == number
-
-
 async def test_a_worker_that_died_while_idle_is_replaced(pool: ProcessPool) -> None:
     worker = await call(pool, jobs.pid)
     os.kill(worker, signal.SIGKILL)
@@ -321,17 +285,6 @@ async def test_cancelling_kills_the_worker_and_another_takes_its_place(pool: Pro
     assert (statistics.killed, statistics.died, statistics.completed) == (1, 0, 1)
 
 
-async def test_cancelling_a_queued_call_kills_nobody(pool: ProcessPool, door: Door) -> None:
-    running = asyncio.create_task(call(pool, jobs.hold, door.path, "kept"))
-    queued = asyncio.create_task(call(pool, jobs.pid))
-    await asyncio.sleep(0)
-    queued.cancel()
-    await asyncio.wait([queued])
-    await door.release()
-    assert await running == "kept"
-    assert pool.statistics().killed == 0
-
-
 async def test_cancelling_while_the_worker_starts(pool: ProcessPool) -> None:
     starting = asyncio.create_task(call(pool, jobs.pid))
     while not pool.statistics().workers:
@@ -340,23 +293,6 @@ async def test_cancelling_while_the_worker_starts(pool: ProcessPool) -> None:
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert await call(pool, jobs.add, 1) == 1
-
-
-async def test_a_cancel_never_hits_the_next_call(pool: ProcessPool) -> None:
-    await call(pool, jobs.pid)
-    for turns in range(30):
-        first = asyncio.create_task(call(pool, jobs.add, 1))
-        second = asyncio.create_task(call(pool, jobs.add, 2))
-        for _ in range(10 * turns):
-            await asyncio.sleep(0)
-        first.cancel()
-        assert await second == 2
-        await asyncio.wait([first])
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_worker_leaves_signals_of_its_group_to_the_engine(pool: ProcessPool, number: signal.Signals) -> None:
-    assert await call(pool, jobs.signal_itself_and_return, number) == "still here"
 
 
 async def test_what_a_worker_has_started_can_be_terminated(pool: ProcessPool) -> None:
@@ -583,21 +519,6 @@ async def main():
 GUARD = "if __name__ == '__main__':"
 
 
-def test_the_main_script_may_define_the_function(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(f"{SCRIPT}\n    await pool.aclose()\n{GUARD} asyncio.run(main())\n")
-    result = run_script(script)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "True 42\n", "")
-
-
-def test_a_main_script_without_guard_gets_the_remedy(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(f"{SCRIPT}\n    await pool.aclose()\nasyncio.run(main())\n")
-    result = run_script(script)
-    assert result.returncode == 1
-    assert 'put code that runs an engine there under `if __name__ == "__main__":`' in result.stderr
-
-
 def test_a_function_that_no_worker_can_import_is_refused(tmp_path: Path) -> None:
     code = (
         "from penstock.actors.process_messages import process_target\n"
@@ -638,22 +559,6 @@ def test_the_interpreter_exits_though_the_pool_was_never_closed(tmp_path: Path, 
     result = run_script(script)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("True 42\n")
-
-
-def test_a_busy_worker_ends_when_the_parent_is_killed(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(f"{SCRIPT}\n    await pool.run('__main__:sleep', (), {{}})\n{GUARD} asyncio.run(main())\n")
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "True 42\n"
-        worker = os.pidfd_open(int(parent.stdout.readline()))
-        parent.kill()
-    poller = select.poll()
-    poller.register(worker, select.POLLIN)
-    try:
-        assert poller.poll(20_000), "the worker outlived its parent"
-    finally:
-        os.close(worker)
 
 
 # Large bytes

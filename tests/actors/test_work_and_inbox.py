@@ -40,16 +40,6 @@ async def test_settling_cancelled_work_does_nothing() -> None:
     assert work.cancelled
 
 
-async def test_work_is_cancelled_at_the_moment_at_which_its_caller_is() -> None:
-    work: IntWork = Request(7)
-    caller = asyncio.ensure_future(asyncio.wait_for(work.outcome, None))
-    await asyncio.sleep(0)
-    assert not work.cancelled
-    caller.cancel()
-    assert work.cancelled  # at once, before the loop has run the caller
-    await asyncio.wait([caller])
-
-
 async def test_an_error_that_comes_with_the_cancel_is_not_reported_as_lost() -> None:
     work: IntWork = Request(7)
     work.fail(OSError("nobody waits"))
@@ -61,19 +51,6 @@ async def test_an_actor_may_fail_an_item_with_any_error() -> None:
     work.fail(StopIteration(3))
     with pytest.raises(RuntimeError, match="raised StopIteration"):
         await work.outcome
-
-
-async def test_parts_are_refused_when_the_reader_holds_enough_and_ignored_when_it_has_left() -> None:
-    work: StreamRequest[str, int] = StreamRequest("prompt", capacity=2)
-    reader = work.buffer.reader()
-    assert [work.put_nowait(part) for part in range(3)] == [True, True, False]
-    assert await anext(reader) == 0
-    assert work.put_nowait(3)
-    await reader.aclose()
-    assert work.cancelled
-    assert all(work.put_nowait(part) for part in range(10))
-    work.finish()
-    work.fail(OSError())
 
 
 async def test_a_stream_that_was_settled_takes_no_more_parts() -> None:
@@ -89,16 +66,6 @@ async def test_a_stream_that_was_settled_takes_no_more_parts() -> None:
     assert [part async for part in reader] == [1]
     with pytest.raises(ps.WorkSettledError):  # a stream read to its end is settled, not cancelled
         work.finish()
-
-
-async def test_a_stream_that_fails_gives_the_parts_before() -> None:
-    work: StreamRequest[str, int] = StreamRequest("prompt")
-    reader = work.buffer.reader()
-    work.put_nowait(1)
-    work.fail(OSError("no more"))
-    assert await anext(reader) == 1
-    with pytest.raises(OSError, match="no more"):
-        await anext(reader)
 
 
 async def test_higher_priorities_first_and_first_in_first_out_within_one() -> None:
@@ -136,20 +103,6 @@ async def test_a_waiting_loop_sleeps_through_cancelled_work() -> None:
     assert (await getting).value == 2
 
 
-async def test_a_full_inbox_makes_its_callers_wait_and_withdrawn_work_makes_room() -> None:
-    inbox: Mailbox[IntWork] = Mailbox(capacity=1)
-    first: IntWork = Request(1)
-    await inbox.put(first)
-    putting = asyncio.create_task(fill(inbox, 2))
-    await asyncio.sleep(0)
-    assert len(inbox) == 1
-    assert not putting.done()
-    inbox.withdraw(first)
-    await putting
-    assert [work.value for work in inbox.take_nowait(5)] == [2]
-    assert inbox.channel.statistics().high_water == 1
-
-
 async def test_an_inbox_may_be_bounded_by_the_bytes_of_its_values() -> None:
     inbox: Mailbox[Request[object, int]] = Mailbox(max_bytes=10)
 
@@ -165,19 +118,6 @@ async def test_an_inbox_may_be_bounded_by_the_bytes_of_its_values() -> None:
     assert not putting.done()
     assert (await inbox.get()).value == b"123456"
     await putting
-
-
-async def test_a_closed_inbox_gives_what_it_holds_and_ends_then() -> None:
-    inbox: Mailbox[IntWork] = Mailbox()
-    await fill(inbox, 1, 2)
-    inbox.close()
-    assert (await inbox.get()).value == 1
-    assert [work.value for work in inbox.take_nowait(5)] == [2]
-    assert inbox.take_nowait(5) == []
-    with pytest.raises(ps.InboxClosed):
-        await inbox.get()
-    with pytest.raises(ps.InboxClosed, match="takes no more"):
-        await inbox.put(Request(3))
 
 
 async def test_a_loop_that_ignores_the_end_does_not_stop_the_others() -> None:
