@@ -247,32 +247,6 @@ async def test_a_thread_that_cannot_be_started_is_an_error_of_its_item_and_costs
         assert await asyncio.gather(*(own.run(threaded(x)) for x in range(5))) == [0, 1, 2, 3, 4]
 
 
-async def test_the_number_of_threads_is_that_of_the_verb() -> None:
-    peak = now = 0
-    lock = threading.Lock()
-    both = threading.Barrier(2, timeout=0.05)
-
-    @ps.node(runs_on="thread")
-    def count(x: int) -> int:
-        nonlocal peak, now
-        with lock:
-            now += 1
-            peak = max(peak, now)
-        try:
-            both.wait()
-        except threading.BrokenBarrierError:
-            pass
-        with lock:
-            now -= 1
-        return x
-
-    counting = ps.graph(count)
-
-    async with engine.stream((counting(x) for x in range(6)), max_workers=1) as stream:
-        assert [x async for x in stream] == list(range(6))
-    assert peak == 1
-
-
 # Ctrl-C
 
 PROGRAM = """

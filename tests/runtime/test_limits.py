@@ -102,25 +102,6 @@ async def test_two_engines_have_limits_of_their_own() -> None:
     assert gauge.peak == 4
 
 
-async def test_a_pool_of_threads_is_bounded_by_max_workers() -> None:
-    gauge = Gauge()
-
-    @ps.node(runs_on="thread")
-    def work(x: int) -> int:
-        with gauge:
-            return x
-
-    working = ps.graph(work)
-
-    async with engine.Engine(max_workers=2) as own:
-        async with own.stream(working(x) for x in range(40)) as results:
-            assert [x async for x in results] == list(range(40))
-        pool = own.statistics().threads
-        assert pool is not None
-        assert pool.threads <= 2
-    assert gauge.peak <= 2
-
-
 def taken(own: engine.Engine) -> int:
     """Returns how many jobs run or are queued in the threads of the engine."""
     pool = own.statistics().threads
