@@ -77,6 +77,9 @@ async def test_a_caller_of_nodes_may_write_to_the_array_when_it_has_the_result(o
     assert [{*np.asarray(result).tolist()} for pair in kept for result in pair] == [
         {float(value)} for value in range(5) for _ in range(2)
     ]
+    if options:  # the items of a batch are views
+        with pytest.raises(ValueError, match="read-only"):
+            kept[0][0][0] = 5
 
 
 async def test_an_array_may_change_while_a_computation_that_was_handed_on_is_under_way() -> None:

@@ -902,35 +902,6 @@ async def test_a_failure_on_a_device_leaves_nothing_behind(monkeypatch: pytest.M
     assert not device_errors.ORIGINS._results
 
 
-async def test_results_stay_valid_after_later_batches_and_host_buffers_never_show_through() -> None:
-    @ps.device_node(device="cpu", batch=ps.Batch(8))
-    def same(x: jax.Array) -> jax.Array:
-        return x
-
-    @ps.device_node(device="cpu")
-    def alone(x: jax.Array) -> jax.Array:
-        return x
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return same(x), alone(x)
-
-    buffer = np.empty(64 + 16, np.float32)
-    offset = (-buffer.ctypes.data % 64) // 4
-    aligned = buffer[offset : offset + 64]
-    kept: list[Any] = []
-    async with engine.deploy(of) as service:
-        for value in range(30):
-            aligned[:] = value
-            kept.append(await service(aligned))
-            aligned[:] = -1
-    for value, pair in enumerate(kept):
-        for result in pair:
-            assert set(np.asarray(result).tolist()) == {float(value)}
-        with pytest.raises(ValueError, match="read-only"):
-            pair[0][0] = 5
-
-
 async def test_parameters_are_not_changed_by_writing_to_what_they_were_made_of() -> None:
     buffer = np.empty(1024 + 16, np.float32)
     offset = (-buffer.ctypes.data % 64) // 4
@@ -1013,37 +984,6 @@ async def test_nothing_is_donated_that_somebody_else_may_read(donated: list[Any]
     assert [float(result[0]) for result in results] == [12, 6, 16]
     assert float(x[0]) == 3
     assert {positions for _, positions in donated} == {()}
-
-
-async def test_what_donates_is_compiled_before_the_first_call_as_it_will_run(donated: list[Any]) -> None:
-    sample = (np.zeros(64, np.float32),)
-
-    @ps.device_node(device="cpu", pure=False, sample_input=sample)
-    def made(x: jax.Array) -> jax.Array:
-        return x + 1
-
-    @ps.device_node(device="cpu", pure=False, donate=True, sample_input=sample)
-    def taken(y: jax.Array) -> jax.Array:
-        return y * 2
-
-    of = made >> taken
-    async with engine.deploy(of, warmup=True) as service:
-        before = [("made", ()), ("taken", (0,))]
-        assert sorted(donated) == before
-        assert float((await service(np.full(64, 3, np.float32)))[0]) == 8
-        assert sorted(donated) == before
-
-
-async def test_a_device_actor_keeps_order_and_donates() -> None:
-    device = devices.actor("cpu")
-
-    def step(state: jax.Array) -> jax.Array:
-        return state + 1
-
-    state: Any = await device.run(step, np.zeros(64, np.float32))
-    for _ in range(20):
-        state = await device.run(step, state, donate_argnums=(0,), ready=False)
-    assert set(np.asarray(await device.run(step, state)).tolist()) == {22.0}
 
 
 def _live_bytes() -> int:

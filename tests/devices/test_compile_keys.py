@@ -214,28 +214,6 @@ def test_a_static_value_is_part_of_the_key_with_its_type() -> None:
     assert (reason.argument, reason.cause, reason.before, reason.after) == ("axis", "static value", "0", "1")
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("text", r"node 'node': mode is a str, which JAX cannot compute with.*static=\('mode',\)"),
-        (object(), "node 'node': mode is an? object"),
-        ({"deep": ["text"]}, "node 'node': mode.* str"),
-        (np.array(["a"]), "node 'node': mode is an array of <U1"),
-    ],
-)
-def test_what_is_no_array_is_refused_with_the_remedy(value: object, message: str) -> None:
-    node = program(lambda x, mode: x, "x", "mode")
-    for refuse in (lambda cache: cache.find(node, (1, value)), lambda cache: cache.compile(node, (1, value), print)):
-        with leased(CompileCache()) as cache, pytest.raises(TypeError, match=message):
-            refuse(cache)
-
-
-def test_a_static_value_that_is_not_hashable_is_refused_with_the_remedy() -> None:
-    node = program(lambda x, axes: x, "x", "axes", static_argnums=(1,))
-    with pytest.raises(TypeError, match=r"node 'node': axes is static, and a list is not hashable.*tuple"):
-        CompileCache().find(node, (1, [0]))
-
-
 def test_arrays_that_lie_elsewhere_are_moved_and_counted() -> None:
     node = program(lambda x, y: x + y["z"], "x", "y", device=2)
     here, there = (jax.device_put(jnp.ones(3), device) for device in jax.devices("cpu")[2:4])

@@ -110,28 +110,7 @@ async def test_a_result_goes_on_before_it_is_ready_and_reaches_the_host_when_it_
     assert ready == [True]
 
 
-async def test_the_callers_buffer_may_be_changed_as_soon_as_its_call_returns() -> None:
-    @ps.device_node(device="cpu", pure=False)
-    def first(x: jax.Array) -> jax.Array:
-        return x + 0
-
-    @ps.device_node(device="cpu", pure=False)
-    def second(x: jax.Array) -> jax.Array:
-        return x * 1
-
-    of = first >> second
-    aligned = _aligned(1024)
-    results: list[Any] = []
-    for value in range(20):
-        aligned[:] = value
-        results.append(await engine.run(of(aligned)))
-        aligned[:] = -1
-    assert [set(np.asarray(result).tolist()) for result in results] == [{float(value)} for value in range(20)]
-
-
 async def test_calls_of_many_callers_run_as_batches() -> None:
-    sizes: list[int] = []
-
     @ps.device_node(device="cpu", batch=ps.Batch(32))
     def scaled(x: jax.Array) -> jax.Array:
         return x * 3
@@ -140,20 +119,7 @@ async def test_calls_of_many_callers_run_as_batches() -> None:
         results = await asyncio.gather(*(service(np.full(4, number, np.float32)) for number in range(64)))
     assert [np.asarray(result).tolist() for result in results] == [[3.0 * n] * 4 for n in range(64)]
     assert scaled.compile_statistics().programs <= 2
-    assert scaled.compile_statistics().hits + scaled.compile_statistics().misses <= 4, sizes
-
-
-async def test_concurrent_runs_share_batches() -> None:
-    @ps.device_node(device="cpu", batch=ps.Batch(64, max_wait_seconds=0.05))
-    def scaled(x: jax.Array) -> jax.Array:
-        return x * 3
-
-    of = ps.graph(scaled)
-    async with engine.Engine() as own:
-        results = await asyncio.gather(*(own.run(of(np.full(2, number, np.float32))) for number in range(64)))
-    assert [float(result[0]) for result in results] == [3.0 * n for n in range(64)]
-    statistics = scaled.compile_statistics()
-    assert statistics.hits + statistics.misses <= 2
+    assert scaled.compile_statistics().hits + scaled.compile_statistics().misses <= 4
 
 
 async def test_items_of_different_lengths_are_padded_and_masked() -> None:
@@ -176,29 +142,6 @@ async def test_items_of_different_lengths_are_padded_and_masked() -> None:
     assert (batches.calls, batches.real_elements) == (59, sum(range(1, 60)))
     assert 0 < batches.padding_share < 0.75
     assert batches.mean_size == 59 / batches.batches
-
-
-async def test_parameters_of_a_resource_are_placed_once_and_swapped_without_compiling() -> None:
-    version = 1.0
-
-    @ps.resource
-    async def weights() -> AsyncIterator[dict[str, Any]]:
-        yield {"w": np.full(3, version, np.float32)}
-
-    @ps.device_node(device="cpu", batch=ps.Batch(4))
-    def scaled(parameters: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-        return parameters["w"] * x
-
-    @ps.graph
-    async def of(x: jax.Array) -> jax.Array:
-        return scaled(await weights(), x)
-
-    async with engine.deploy(of) as service:
-        assert float((await service(np.float32(2)))[0]) == 2.0
-        version = 5.0
-        await service.reload(weights)
-        assert float((await service(np.float32(2)))[0]) == 10.0
-        assert scaled.compile_statistics().programs == 1
 
 
 async def test_parts_of_a_resource_are_placed_once_and_shared_by_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,6 +183,7 @@ async def test_parts_of_a_resource_are_placed_once_and_shared_by_a_batch(monkeyp
             assert [[float(result[0]) for result in row] for row in rows] == expected
             assert len(placed) == 3 * version
     assert (of_list.batch_statistics().batches, of_view.batch_statistics().batches) == (2, 2)
+    assert [node.compile_statistics().programs for node in (of_list, of_view)] == [1, 1]
 
 
 async def test_a_reload_of_parameters_with_another_shape_is_refused_and_the_old_ones_stay() -> None:
@@ -435,12 +379,6 @@ async def test_a_warm_up_without_a_sample_names_the_node_and_the_remedy() -> Non
 
 async def _run(call: ps.Call[Any]) -> Any:
     return await engine.run(call)
-
-
-def _aligned(size: int) -> Any:
-    buffer = np.empty(size + 16, np.float32)
-    offset = (-buffer.ctypes.data % 64) // 4
-    return buffer[offset : offset + size]
 
 
 @pytest.mark.parametrize("body_is_on_device", [True, False])

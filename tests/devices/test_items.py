@@ -450,21 +450,6 @@ async def test_parameters_are_reloaded_and_samples_compiled_as_for_the_whole() -
     np.testing.assert_array_equal(second, 2 * first)
 
 
-async def test_a_region_is_compiled_for_what_the_samples_of_its_nodes_say() -> None:
-    @ps.device_node(device="cpu", sample_input=(MATRIX,))
-    def first(x: Any) -> Any:
-        return x + 1
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return on_host(double(first(x))[0])
-
-    async with engine.deploy(of, warmup=True) as service:
-        assert first.compile_statistics().programs == 1
-        await service(MATRIX)
-    assert first.compile_statistics().programs == 1
-
-
 async def test_what_a_node_gives_is_an_array_before_its_items_are_taken() -> None:
     @ps.device_node(device="cpu")
     def of_numpy(x: Any) -> Any:

@@ -95,20 +95,6 @@ def test_each_cause_is_logged_once(cache: CompileCache, events: Events) -> None:
     ]
 
 
-def test_shapes_without_end_are_warned_of_once_and_stay_bounded(events: Events) -> None:
-    node = program(lambda x: x + 1)
-    with leased(CompileCache(capacity=4)) as cache:
-        for size in range(1, 21):
-            called(cache, node, ones(size))
-    assert [event["event"] for event in events] == ["program.recompiled", "program.many_shapes"]
-    assert (events[1]["argument"], events[1]["programs"]) == ("x", 8)
-    assert "batch=devices.DeviceBatch(buckets=...)" in events[1]["remedy"]
-    assert "pad_axes=" in events[1]["remedy"]
-    statistics = node.log.statistics()
-    assert (statistics.programs, statistics.evictions) == (4, 16)
-    assert len(statistics.recompilations) == 19
-
-
 def test_shapes_that_a_caller_bounds_are_no_cause_for_a_log(cache: CompileCache, events: Events) -> None:
     node = program(lambda x: x + 1, bucketed=(frozenset({0}),))
     for size in range(1, 13):
