@@ -111,40 +111,6 @@ def node_of(profile: telemetry.Profile, name: str) -> telemetry.NodeProfile:
 # --- Which node limits ---
 
 
-def test_a_slow_node_in_the_middle_limits() -> None:
-    profile = testing.run_virtual(lambda: profile_of(engine.stream(middle(number) for number in range(40))))
-    verdict = profile.verdict
-    assert (verdict.graph, verdict.node) == ("middle", "slow")
-    assert "its 2 places (concurrency=) are busy for 100% of the time" in verdict.reason
-    assert "and its inbox is full for 60% of it" in verdict.reason
-    assert verdict.remedy.startswith("concurrency=8 at slow (")
-    assert str(verdict).startswith(f'"slow" limits the pipeline: {verdict.reason}; {verdict.remedy}; ')
-    found = node_of(profile, "slow")
-    assert found.mean_seconds == pytest.approx(0.1)
-    assert found.busy_seconds == pytest.approx(4.0)
-    assert found.busy_share == pytest.approx(1.0, abs=0.01)
-    assert found.put_wait_seconds > 1
-    assert node_of(profile, "half").put_wait_seconds == 0
-
-
-def test_a_slow_source_limits() -> None:
-    async def source() -> AsyncIterator[ps.Call[float]]:
-        for number in range(10):
-            await asyncio.sleep(1)
-            yield middle(number)
-
-    verdict = testing.run_virtual(lambda: profile_of(engine.stream(source()))).verdict
-    assert verdict.node is None
-    assert str(verdict).startswith("the source limits: the stream of middle waits for it for 99% of the time")
-
-
-def test_a_slow_reader_limits() -> None:
-    stream = lambda: profile_of(engine.stream(middle(number) for number in range(40)), reader_seconds=0.2)  # noqa: E731
-    verdict = testing.run_virtual(stream).verdict
-    assert verdict.node is None
-    assert verdict.reason.startswith("the reader of middle limits: it waited for items for only")
-
-
 def test_a_reader_that_holds_the_loop_limits_although_nodes_look_busy_meanwhile(clock: Clock) -> None:
     async def read() -> telemetry.Profile:
         with telemetry.profile() as profile:
@@ -253,13 +219,6 @@ def test_a_node_that_nobody_times_limits_if_items_wait_for_it_as_in_statistics()
     statistics = engine.StreamStatistics(0, 0, 0, 0, 0, 0, (reads_a_stream,), 10.0, 10.0)
     assert statistics.bottleneck is not None
     assert statistics.bottleneck.node == "reads"
-
-
-def test_max_in_flight_limits_nodes_that_have_no_limit() -> None:
-    stream = lambda: profile_of(engine.stream((quick(number) for number in range(64)), max_in_flight=2))  # noqa: E731
-    verdict = testing.run_virtual(stream).verdict
-    assert verdict.node == "fetch"
-    assert verdict.remedy.startswith("max_in_flight=8 at ")
 
 
 def test_max_workers_limits_nodes_that_have_no_limit() -> None:
@@ -376,54 +335,6 @@ def test_of_calls_one_by_one_the_slowest_on_the_longest_path_limits() -> None:
     assert verdict.reason == "of the longest path through the graph it takes 83%, 50.0 ms each time"
 
 
-def test_callers_limit_a_service_that_is_mostly_idle() -> None:
-    async def calls() -> telemetry.Profile:
-        with telemetry.profile() as profile:
-            async with engine.deploy(middle) as service:
-                for number in range(3):
-                    await service(number)
-                    await asyncio.sleep(10)
-        return profile
-
-    verdict = testing.run_virtual(calls).verdict
-    assert verdict.node is None
-    assert verdict.reason.startswith("the callers limit")
-
-
-async def test_a_plain_function_that_holds_the_loop_limits(clock: Clock) -> None:
-    @ps.node
-    def parse(number: int) -> int:
-        clock.take(0.01)
-        return number
-
-    @ps.graph
-    async def parsed(number: int) -> float:
-        return half(await slow_but_free(parse(number)))
-
-    @ps.node
-    async def slow_but_free(number: int) -> int:
-        return number
-
-    verdict = (await profile_of(engine.stream(parsed(number) for number in range(20)))).verdict
-    assert verdict.node == "parse"
-    assert "hold the event loop for 100% of the time" in verdict.reason
-    assert 'runs_on="thread"' in verdict.remedy
-
-
-async def test_a_thread_pool_that_is_exhausted_limits(clock: Clock) -> None:
-    @ps.node(runs_on="thread", concurrency=8)
-    def read(number: int) -> int:
-        clock.take(0.01)
-        return number
-
-    reading = ps.graph(read)
-    async with engine.Engine(max_workers=2) as own:
-        verdict = (await profile_of(own.stream(reading(number) for number in range(30)))).verdict
-    assert verdict.node == "read"
-    assert verdict.reason.startswith("the 2 threads are busy")
-    assert verdict.remedy.startswith("max_workers=")
-
-
 async def test_of_places_and_threads_that_are_as_many_the_threads_limit(clock: Clock) -> None:
     @ps.node(runs_on="thread", concurrency=2)
     def read(number: int) -> int:
@@ -516,6 +427,7 @@ def test_nothing_ran() -> None:
     with telemetry.profile() as profile:
         pass
     assert profile.nodes == ()
+    assert profile.critical_path is None
     assert profile.verdict.node is None
     assert str(profile.verdict) == ("nothing ran while the profile was taken; put the calls inside of its `with` block")
 
@@ -683,18 +595,6 @@ def test_a_profile_around_the_loop_itself() -> None:
     assert [node.count for node in profile.nodes] == [1, 1]
 
 
-async def test_errors_count() -> None:
-    @ps.node
-    async def refuse(number: int) -> int:
-        raise ValueError(number)
-
-    refused = ps.graph(refuse)
-    with telemetry.profile() as profile:
-        async with engine.stream([refused(1), refused(2)], on_error="skip") as results:
-            assert [each async for each in results] == []
-    assert [(node.count, node.errors) for node in profile.nodes] == [(0, 2)]
-
-
 async def test_a_node_that_gives_or_reads_a_stream_has_no_busy_share() -> None:
     @ps.node
     async def numbers(count: int) -> AsyncIterator[int]:
@@ -712,21 +612,6 @@ async def test_a_node_that_gives_or_reads_a_stream_has_no_busy_share() -> None:
         ("numbers", None, None),
         ("total", None, None),
     ]
-
-
-async def test_what_is_stateful_counts_over_all_runs() -> None:
-    @ps.node
-    class Same:
-        async def __call__(self, number: int) -> int:
-            return number
-
-    same = Same()
-
-    passed = ps.graph(same)
-    with telemetry.profile() as profile:
-        for number in range(3):
-            await engine.run(passed(number))
-    assert [(node.node, node.count) for node in profile.nodes] == [("Same", 3)]
 
 
 async def test_graphs_made_for_one_call_count_and_leave_nothing_behind() -> None:

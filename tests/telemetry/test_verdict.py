@@ -246,44 +246,6 @@ def test_a_node_that_waits_is_not_blamed_for_what_else_blocks_the_loop(virtual: 
     assert (verdict.node, verdict.limit) == ("fetch", "places")
 
 
-def test_a_tiny_capacity(virtual: VirtualTime) -> None:
-    def run(capacity: int) -> telemetry.Profile:
-        fetch = waits("fetch", 0.01)
-
-        @ps.node(capacity=capacity)
-        async def decode(number: int) -> int:
-            await asyncio.sleep(0.055 if number % 8 == 0 else 0.001)
-            return number
-
-        @ps.graph
-        async def pipeline(number: int) -> float:
-            return half(await decode(await fetch(number)))
-
-        return virtual.run(lambda: profile_of(engine.stream((pipeline(n) for n in range(400)), max_workers=1)))
-
-    verdict = run(1).verdict
-    assert (verdict.node, verdict.limit) == ("decode", "inbox")
-    assert verdict.reason.startswith('its inbox holds 1 item, so that "fetch" stands still for')
-    assert verdict.remedy.startswith("capacity=16 at decode (")
-    assert verdict.factor == verdict.headroom
-    remedied = run(16)
-    assert (remedied.verdict.node, remedied.verdict.limit) == ("fetch", "places")
-    assert verdict.headroom == pytest.approx(run(1).elapsed_seconds / remedied.elapsed_seconds, rel=0.1)
-
-
-def test_a_slow_reader(virtual: VirtualTime) -> None:
-    fetch = waits("fetch", 0.01, concurrency=4)
-
-    @ps.graph
-    async def pipeline(number: int) -> float:
-        return half(await fetch(number))
-
-    calls = (pipeline(number) for number in range(200))
-    verdict = virtual.run(lambda: profile_of(engine.stream(calls), reader_seconds=0.01)).verdict
-    assert (verdict.node, verdict.limit) == (None, "reader")
-    assert verdict.headroom == pytest.approx(4.0, rel=0.05)
-
-
 def test_a_slow_item_that_holds_up_the_order(virtual: VirtualTime) -> None:
     @ps.node
     async def ask(number: int) -> int:
@@ -495,12 +457,6 @@ def test_of_nodes_side_by_side_the_slowest_counts(virtual: VirtualTime) -> None:
     assert path.nodes in (("left", "join"), ("right", "join"))
     assert path.seconds == pytest.approx(0.05)
     assert str(path) == f"{path.nodes[0]} → join: 50.0 ms of each run of diamond"
-
-
-def test_where_nothing_ran_there_is_no_path() -> None:
-    with telemetry.profile() as profile:
-        pass
-    assert profile.critical_path is None
 
 
 # --- Deployments of streams, whose nodes are not timed ---
