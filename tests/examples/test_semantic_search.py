@@ -135,37 +135,6 @@ def test_the_plain_loop_finds_the_same(answered: subprocess.CompletedProcess[str
     assert "Both found the same." in answered.stdout
 
 
-@pytest.mark.long  # test_code_search tests the same with a smaller program
-def test_without_anything_to_type_at_sample_queries_are_answered(tmp_path: Path) -> None:
-    (tmp_path / "nothing.py").write_text("x = 1\n")
-    done = programs.run(PROGRAM, tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("nothing fits") == 2 * len(semantic_search.SAMPLE_QUERIES)
-
-
-@pytest.mark.long  # test_code_search tests the same
-def test_ctrl_c_while_texts_are_embedded(tmp_path: Path) -> None:
-    for number in range(100):
-        code = "".join(f'def f{i}(): "Return {i} and {number}."\n' for i in range(20))
-        (tmp_path / f"module{number}.py").write_text(code)
-    with programs.terminal(PROGRAM, tmp_path, typing=False) as shown:
-        shown.until(r"[1-9]\d+ texts embedded")
-        shown.type(programs.CTRL_C)
-        assert shown.end() == 130
-    assert "Traceback" not in shown.printed
-    assert re.search(r"Interrupted after \d+\.\d s: \d+ of 100 files were done", shown.printed)
-
-
-@pytest.mark.long  # test_code_search tests the same
-def test_a_person_is_asked_until_end_of_file(folder: Path) -> None:
-    with programs.terminal(PROGRAM, folder, typing=True) as shown:
-        shown.until("search ❯ ")
-        shown.type("the average\n")
-        shown.until("search ❯ [^❯]*median_of[^❯]*search ❯ ")
-        shown.type("\x04")  # Ctrl-D
-        assert shown.end() == 0
-
-
 def test_texts_are_short() -> None:
     found = parse(Path("package/__init__.py"), b"def f(a, *, b): '" + b"word " * 1000 + b"'")
     [chosen] = choose(found, everything=False)

@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ APPLICATION = "tests.serving.asgi_app"
 SERVERS = [
     ("uvicorn", "uvloop"),
     ("hypercorn", "asyncio"),
-    pytest.param("uvicorn", "asyncio", marks=pytest.mark.long),
-    pytest.param("hypercorn", "uvloop", marks=pytest.mark.long),
+    pytest.param(("uvicorn", "asyncio"), marks=pytest.mark.long),
+    pytest.param(("hypercorn", "uvloop"), marks=pytest.mark.long),
 ]
 CONNECTIONS = 1_000
 HELD = ("in_flight", "queued", "open_generators", "tasks")  # tasks: without those of the server itself
@@ -146,19 +146,15 @@ async def objects() -> AsyncIterator[object]:
     yield object()
 
 
-@ps.graph
-async def one_object() -> AsyncIterator[object]:
-    return objects()
-
-
-@ps.graph
-async def halves(text: str) -> AsyncIterator[float]:
-    return numbers(text)
+one_object = ps.graph(objects)
 
 
 @ps.node
 async def numbers(text: str) -> AsyncIterator[float]:
     yield float(text)
+
+
+halves = ps.graph(numbers)
 
 
 async def test_values_that_are_ready_go_out_in_one_chunk_and_those_before_an_error_arrive() -> None:
@@ -879,56 +875,62 @@ def arguments(name: str, loop: str) -> list[str]:
     return ["--loop", loop] if name == "uvicorn" else ["--worker-class", loop, "--workers", "0"]
 
 
+@pytest.fixture(scope="module", params=SERVERS, ids="-".join)
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Starts a server for the tests below; each test leaves it idle."""
+    name, loop = request.param
+    # Hypercorn logs that the response of a client who stalls is not complete.
+    expected = "INFO|asgi.client_stalled|without completing response"
+    with server(*arguments(name, loop), application=APPLICATION, name=name, expected=expected) as (url, _):
+        yield url
+
+
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
-@pytest.mark.parametrize(("name", "loop"), SERVERS)
-async def test_a_client_who_goes_in_whatever_way_frees_its_place(name: str, loop: str) -> None:
+async def test_a_client_who_goes_in_whatever_way_frees_its_place(address: str) -> None:
     kept: dict[tuple[str, str], int] = {}
-    with server(*arguments(name, loop), application=APPLICATION, name=name) as (url, _):
-        async with client(url) as http:
-            await http.post("/disable-collector")
-            for path in (
-                "stream/values",
-                "stream/events",
-                "stream/thread",
-                "stream/both",
-                "lines/values",
-                "lines/events",
-            ):
-                for how in ("close", "reset", "half-close"):
-                    writers = [await connect(url, f"/{path}") for _ in range(3)]
-                    assert (await http.get("/in-flight")).json() == 3 + sum(kept.values())
-                    for writer in writers:
-                        leave(writer, how)
-                    still = await in_flight_after_a_while(http) - sum(kept.values())
-                    if still:
-                        kept[path, how] = still
-                    for writer in writers:
-                        writer.close()
-            state = await settled(http, idle_tasks=0)
+    async with client(address) as http:
+        await http.post("/disable-collector")
+        for path in (
+            "stream/values",
+            "stream/events",
+            "stream/thread",
+            "stream/both",
+            "lines/values",
+            "lines/events",
+        ):
+            for how in ("close", "reset", "half-close"):
+                writers = [await connect(address, f"/{path}") for _ in range(3)]
+                assert (await http.get("/in-flight")).json() == 3 + sum(kept.values())
+                for writer in writers:
+                    leave(writer, how)
+                still = await in_flight_after_a_while(http) - sum(kept.values())
+                if still:
+                    kept[path, how] = still
+                for writer in writers:
+                    writer.close()
+        state = await settled(http, idle_tasks=0)
     assert kept == {}
     assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
-@pytest.mark.parametrize(("name", "loop"), SERVERS)
-async def test_a_client_of_a_plain_endpoint_who_goes_frees_its_place(name: str, loop: str) -> None:
-    with server(*arguments(name, loop), application=APPLICATION, name=name) as (url, _):
-        async with client(url) as http:
-            assert (await http.get("/answer", params={"count": 3})).json() == 3
-            for how in ("close", "reset", "half-close"):
-                writers = [
-                    (await asyncio.open_connection(*url.removeprefix("http://").split(":")))[1] for _ in range(3)
-                ]
-                for writer in writers:
-                    writer.write(b"GET /answer?count=-1 HTTP/1.1\r\nHost: test\r\n\r\n")
-                while (await http.get("/in-flight")).json() < 3:
-                    pass
-                for writer in writers:
-                    leave(writer, how)
-                assert await in_flight_after_a_while(http) == 0, how
-                for writer in writers:
-                    writer.close()
-            state = await settled(http, idle_tasks=0)
+async def test_a_client_of_a_plain_endpoint_who_goes_frees_its_place(address: str) -> None:
+    async with client(address) as http:
+        assert (await http.get("/answer", params={"count": 3})).json() == 3
+        for how in ("close", "reset", "half-close"):
+            writers = [
+                (await asyncio.open_connection(*address.removeprefix("http://").split(":")))[1] for _ in range(3)
+            ]
+            for writer in writers:
+                writer.write(b"GET /answer?count=-1 HTTP/1.1\r\nHost: test\r\n\r\n")
+            while (await http.get("/in-flight")).json() < 3:
+                pass
+            for writer in writers:
+                leave(writer, how)
+            assert await in_flight_after_a_while(http) == 0, how
+            for writer in writers:
+                writer.close()
+        state = await settled(http, idle_tasks=0)
     assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
 
 
@@ -959,33 +961,27 @@ async def test_a_client_who_goes_with_a_request_behind_its_stream_frees_its_plac
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
-@pytest.mark.parametrize(("name", "loop"), SERVERS)
-async def test_a_client_who_stalls_frees_its_place_while_it_stays(name: str, loop: str) -> None:
-    # Hypercorn logs that the response is not complete.
-    expected = "INFO|asgi.client_stalled|without completing response"
-    with server(*arguments(name, loop), application=APPLICATION, name=name, expected=expected) as (url, _):
-        async with client(url) as http:
-            writer = await connect(url, "/stream/blocks?stall_timeout_seconds=0.5")
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
-            held = (await http.get("/in-flight")).json()
-            left = await in_flight_after_a_while(http)
-            state = await settled(http, idle_tasks=0)
-            writer.close()
-            await writer.wait_closed()  # closing would block this loop until the server ends
+async def test_a_client_who_stalls_frees_its_place_while_it_stays(address: str) -> None:
+    async with client(address) as http:
+        writer = await connect(address, "/stream/blocks?stall_timeout_seconds=0.5")
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        held = (await http.get("/in-flight")).json()
+        left = await in_flight_after_a_while(http)
+        state = await settled(http, idle_tasks=0)
+        writer.close()
+        await writer.wait_closed()  # closing would block this loop until the server ends
     assert (held, left) == (1, 0)
     assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
-@pytest.mark.parametrize(("name", "loop"), SERVERS[:2])
-async def test_a_slow_client_gets_everything(name: str, loop: str) -> None:
+async def test_a_slow_client_gets_everything(address: str) -> None:
     received, last = 0, b""
-    with server(*arguments(name, loop), application=APPLICATION, name=name) as (url, _):
-        async with client(url) as http, http.stream("GET", "/stream/blocks", params={"count": 200}) as response:
-            async for part in response.aiter_raw(4096):
-                await asyncio.sleep(0)
-                received += len(part)
-                last = part
+    async with client(address) as http, http.stream("GET", "/stream/blocks", params={"count": 200}) as response:
+        async for part in response.aiter_raw(4096):
+            await asyncio.sleep(0)
+            received += len(part)
+            last = part
     assert received > 200 * 2**16
     assert last.endswith(b"event: end\ndata: \n\n")
 

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -13,6 +14,13 @@ from tests.serving.streaming_app import BODIES
 CLIENTS = 200
 TOKENS = 20
 ROUNDS = 3
+
+
+@pytest.fixture(scope="module", params=["asyncio", "uvloop"])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Starts a server for all tests; each test leaves it idle."""
+    with server("--loop", request.param) as (url, _):
+        yield url
 
 
 async def read_all(client: httpx.AsyncClient) -> str:
@@ -41,15 +49,13 @@ async def round_of_clients(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_two_hundred_clients_a_third_of_which_leave(loop: str) -> None:
-    with server("--loop", loop) as (url, _):
-        async with client(url) as http:
-            await round_of_clients(http)  # the first round imports modules
-            before = await settled(http)
-            for _ in range(ROUNDS):
-                await round_of_clients(http)
-            after = await settled(http)
+async def test_two_hundred_clients_a_third_of_which_leave(address: str) -> None:
+    async with client(address) as http:
+        await round_of_clients(http)  # the first round imports modules
+        before = await settled(http)
+        for _ in range(ROUNDS):
+            await round_of_clients(http)
+        after = await settled(http)
     assert {name: after[name] for name in ("in_flight", "queued", "open_generators")} == dict.fromkeys(
         ("in_flight", "queued", "open_generators"), 0
     )
@@ -83,36 +89,32 @@ async def in_flight_after_a_while(http: httpx.AsyncClient) -> int:
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_a_client_who_leaves_frees_its_place_without_the_collector(loop: str) -> None:
+async def test_a_client_who_leaves_frees_its_place_without_the_collector(address: str) -> None:
     kept: dict[tuple[str, str], int] = {}
-    with server("--loop", loop) as (url, _):
-        async with client(url) as http:
-            await http.post("/disable-collector")
-            for body in BODIES:
-                for how in ("close", "reset", "half-close"):
-                    writers = [await connect(url, f"/body/{body}") for _ in range(3)]
-                    assert (await http.get("/in-flight")).json() == 3 + sum(kept.values())
-                    for writer in writers:
-                        leave(writer, how)
-                    still = await in_flight_after_a_while(http) - sum(kept.values())
-                    if still:
-                        kept[body, how] = still
-                    for writer in writers:
-                        writer.close()
+    async with client(address) as http:
+        await http.post("/disable-collector")
+        for body in BODIES:
+            for how in ("close", "reset", "half-close"):
+                writers = [await connect(address, f"/body/{body}") for _ in range(3)]
+                assert (await http.get("/in-flight")).json() == 3 + sum(kept.values())
+                for writer in writers:
+                    leave(writer, how)
+                still = await in_flight_after_a_while(http) - sum(kept.values())
+                if still:
+                    kept[body, how] = still
+                for writer in writers:
+                    writer.close()
     assert kept == {}
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_a_client_who_stalls_keeps_its_place_until_its_deadline(loop: str) -> None:
-    with server("--loop", loop) as (url, _):
-        async with client(url) as http:
-            await http.post("/disable-collector")
-            writer = await connect(url, "/flood?timeout_seconds=1")
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
-            held = (await http.get("/in-flight")).json()
-            left = await in_flight_after_a_while(http)
-            writer.close()
-            await writer.wait_closed()  # closing would block this loop until the server ends
+async def test_a_client_who_stalls_keeps_its_place_until_its_deadline(address: str) -> None:
+    async with client(address) as http:
+        await http.post("/disable-collector")
+        writer = await connect(address, "/flood?timeout_seconds=1")
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        held = (await http.get("/in-flight")).json()
+        left = await in_flight_after_a_while(http)
+        writer.close()
+        await writer.wait_closed()  # closing would block this loop until the server ends
     assert (held, left) == (1, 0)

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.devices.processes import command
+
 from .studio import Studio
 from .test_top import exposed
 
@@ -113,16 +115,15 @@ def test_what_is_not_there_is_said_so(studio: Studio, path: str, says: str) -> N
         (["--port", "99999"], "--port: 99999 cannot be used"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: list[str], says: str) -> None:
-    command = [sys.executable, "-m", "penstock", "studio", "app.sock", *arguments]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert found.returncode == 2
-    assert says in " ".join(found.stderr.split())
+def test_wrong_arguments_are_refused(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, errors = command(capsys, "studio", "app.sock", *arguments)
+    assert status == 2
+    assert says in " ".join(errors.split())
 
 
 def test_signals_in_a_row_end_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "penstock", "studio", str(tmp_path / "app.sock")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    program = [sys.executable, "-m", "penstock", "studio", str(tmp_path / "app.sock")]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
         for number in (signal.SIGTERM, signal.SIGINT) * 20:
@@ -186,14 +187,12 @@ def test_a_process_that_dies_is_told_and_found_again(tmp_path: Path) -> None:
                 assert studio.looks(before)["number"] > before
 
 
-def test_a_page_gets_what_is_newer_than_it_has(tmp_path: Path) -> None:
-    path = tmp_path / "app.sock"
-    with exposed(path), Studio(path) as studio:
-        until(studio, 0, lambda one: len(one["series"]["times"]) > 2)
-        number = studio.looks()["number"]
-        assert studio.looks(number + 1)["processes"][0]["look"] is None
-        times = studio.looks(number - 1)["processes"][0]["series"]["times"]
-        assert 1 <= len(times) <= 2
+def test_a_page_gets_what_is_newer_than_it_has(studio: Studio) -> None:
+    until(studio, 0, lambda one: len(one["series"]["times"]) > 2)
+    number = studio.looks()["number"]
+    assert studio.looks(number + 1)["processes"][0]["look"] is None
+    times = studio.looks(number - 1)["processes"][0]["series"]["times"]
+    assert 1 <= len(times) <= 2
 
 
 def test_one_of_several_scopes_is_looked_at(tmp_path: Path) -> None:
@@ -277,14 +276,12 @@ def test_a_worker_process_that_is_killed_is_among_the_failures(tmp_path: Path) -
         assert "failed" in told["look"]["steps"][told["look"]["graphs"][0]["id"]][0]["lines"][3]
 
 
-def test_items_in_flight_and_failures_are_told_without_values(tmp_path: Path) -> None:
-    path = tmp_path / "app.sock"
-    with exposed(path), Studio(path) as studio:
-        told = until(studio, 0, lambda one: one["look"] and one["look"]["failures"] and one["look"]["items"])
-        look = told["look"]
-        assert look["failures"][0]["cells"][:2] == ["slow", "ValueError"]
-        assert [title for title, _ in look["failure_columns"]] == ["step", "error", "times", "last"]
-        graph = look["graphs"][0]["id"]
-        steps = {step["key"] for step in look["steps"][graph]}
-        assert {row["key"] for row in look["items"] if row["cells"][0] == "slow"} <= steps
-        assert look["failures"][0]["graph"] == graph
+def test_items_in_flight_and_failures_are_told_without_values(studio: Studio) -> None:
+    told = until(studio, 0, lambda one: one["look"] and one["look"]["failures"] and one["look"]["items"])
+    look = told["look"]
+    assert look["failures"][0]["cells"][:2] == ["slow", "ValueError"]
+    assert [title for title, _ in look["failure_columns"]] == ["step", "error", "times", "last"]
+    graph = look["graphs"][0]["id"]
+    steps = {step["key"] for step in look["steps"][graph]}
+    assert {row["key"] for row in look["items"] if row["cells"][0] == "slow"} <= steps
+    assert look["failures"][0]["graph"] == graph

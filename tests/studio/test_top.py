@@ -18,14 +18,13 @@ import pytest
 from tests.devices.processes import ROOT, command, run
 from tests.examples.programs import CTRL_C, terminal
 
-PROGRAM = Path(__file__).parent / "exposed.py"
 QUICK = ("--interval-seconds", "0.2")
 
 
 @contextmanager
 def exposed(path: Path, *program: str) -> "Generator[subprocess.Popen[str]]":
-    command = [sys.executable, "-m", *(program[:1] or ("tests.studio.exposed",)), str(path), *program[1:]]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    words = [sys.executable, "-m", *(program[:1] or ("tests.studio.exposed",)), str(path), *program[1:]]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "exposed\n"
@@ -42,14 +41,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield found
 
 
-def top(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    return run("-m", "penstock", "top", *map(str, arguments))
-
-
-def test_once_prints_a_table(path: Path) -> None:
-    done = top(path, "--once")
-    assert (done.returncode, done.stderr) == (0, "")
-    head, table = done.stdout.strip().split("\n\n")
+def test_once_prints_a_table(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed, errors = command(capsys, "top", path, "--once")
+    assert (status, errors) == (0, "")
+    head, table = printed.strip().split("\n\n")
     process, limits = head.splitlines()[:2]
     assert process.startswith("process  ")
     assert limits.startswith('limits   "slow" limits the pipeline: ')
@@ -57,10 +52,10 @@ def test_once_prints_a_table(path: Path) -> None:
     assert (graph, fetch.split()[0], slow.split()[:3]) == ("chew", "fetch", ["slow", "◀", "limits"])
 
 
-def test_json_has_a_line_for_each_look(path: Path) -> None:
-    done = top(path, "--once", "--json", *QUICK)
-    assert (done.returncode, done.stderr) == (0, "")
-    look = json.loads(done.stdout)
+def test_json_has_a_line_for_each_look(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed, errors = command(capsys, "top", path, "--once", "--json", *QUICK)
+    assert (status, errors) == (0, "")
+    look = json.loads(printed)
     assert look["seconds"] >= 0.2
     [fetch, slow] = look["nodes"]
     assert (fetch["node"], slow["node"], slow["limit"], slow["inbox_capacity"]) == ("fetch", "slow", 2, 16)
@@ -69,8 +64,8 @@ def test_json_has_a_line_for_each_look(path: Path) -> None:
 
 
 def test_where_the_output_is_no_terminal_tables_follow_each_other(path: Path) -> None:
-    command = [sys.executable, "-m", "penstock", "top", str(path), *QUICK]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    program = [sys.executable, "-m", "penstock", "top", str(path), *QUICK]
+    with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         lines = (line for line in process.stdout if "limits the pipeline" in line)
@@ -90,7 +85,7 @@ def test_a_terminal_shows_a_table_until_ctrl_c(path: Path) -> None:
     assert "◀ limits" in shown.printed
 
 
-def test_a_process_that_goes_away_is_told_of(tmp_path: Path) -> None:
+def test_a_process_that_goes_away_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with exposed(tmp_path / "socket") as process:
         with terminal(
             Path("-m"), "penstock", "top", tmp_path / "socket", "--interval-seconds", "600", typing=True
@@ -99,28 +94,22 @@ def test_a_process_that_goes_away_is_told_of(tmp_path: Path) -> None:
             process.kill()
             assert shown.end() == 1
         assert f"process {process.pid} has gone away: it has ended" in " ".join(shown.printed.split())
-    done = top(tmp_path / "socket")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "the process that opened it has ended; start it again" in done.stderr
+    status, printed, errors = command(capsys, "top", tmp_path / "socket")
+    assert (status, printed) == (1, "")
+    assert "the process that opened it has ended; start it again" in errors
     with exposed(tmp_path / "socket"):  # replaces the file that the dead process has left
-        assert top(tmp_path / "socket", "--once", *QUICK).returncode == 0
+        assert command(capsys, "top", tmp_path / "socket", "--once", *QUICK)[0] == 0
 
 
-def test_a_process_that_is_stopped_is_told_of(tmp_path: Path) -> None:
-    program = "import sys; from penstock.studio.live import protocol; protocol._ANSWER_SECONDS = 0.2\n"
-    program += "from penstock.__main__ import main; sys.exit(main(sys.argv[1:]))"
+def test_a_process_that_is_stopped_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.studio.live.protocol._ANSWER_SECONDS", 0.2)
     with exposed(tmp_path / "socket") as process:
         process.send_signal(signal.SIGSTOP)
-        done = run("-c", program, "top", str(tmp_path / "socket"))
-    assert done.returncode == 1
-    assert "does not answer: it is stopped" in done.stderr
-
-
-def test_two_processes_cannot_have_one_path(path: Path) -> None:
-    done = run(str(PROGRAM), str(path))
-    assert done.returncode == 1
-    assert "FileExistsError: [Errno 17] process " in done.stderr
-    assert "listens there already: end it, or choose a path for each process" in done.stderr
+        status, _, errors = command(capsys, "top", tmp_path / "socket")
+    assert status == 1
+    assert "does not answer: it is stopped" in errors
 
 
 @pytest.mark.parametrize(
@@ -210,19 +199,19 @@ def test_a_socket_of_another_user_is_refused(path: Path) -> None:
     assert "belongs to another user (root): look as that user" in done.stderr
 
 
-def test_items_prints_what_is_in_flight_and_what_has_failed(path: Path) -> None:
-    done = run("-m", "penstock", "items", str(path), "slow", "--interval-seconds", "0.05")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"^in flight +\d+$", done.stdout, re.MULTILINE)
-    assert re.search(r"^ *slow +[\d,]+ +(working|waiting) +\S+ s", done.stdout, re.MULTILINE)
-    done = run("-m", "penstock", "items", str(path), "--failures", "--json")
-    [failure] = [json.loads(line) for line in done.stdout.splitlines()]
+def test_items_prints_what_is_in_flight_and_what_has_failed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed, errors = command(capsys, "items", path, "slow", "--interval-seconds", "0.05")
+    assert (status, errors) == (0, "")
+    assert re.search(r"^in flight +\d+$", printed, re.MULTILINE)
+    assert re.search(r"^ *slow +[\d,]+ +(working|waiting) +\S+ s", printed, re.MULTILINE)
+    _, printed, _ = command(capsys, "items", path, "--failures", "--json")
+    [failure] = [json.loads(line) for line in printed.splitlines()]
     assert (failure["node"], failure["type"], failure["message"]) == ("slow", "ValueError", "")
-    done = run("-m", "penstock", "items", str(path), "no such node", "--interval-seconds", "0")
-    assert "in flight  0" in done.stdout
+    _, printed, _ = command(capsys, "items", path, "no such node", "--interval-seconds", "0")
+    assert "in flight  0" in printed
 
 
-def test_items_of_no_process(tmp_path: Path) -> None:
-    done = run("-m", "penstock", "items", str(tmp_path / "socket"))
-    assert done.returncode == 1
-    assert "there is no socket" in done.stderr
+def test_items_of_no_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, errors = command(capsys, "items", tmp_path / "socket")
+    assert status == 1
+    assert "there is no socket" in errors
