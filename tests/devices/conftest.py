@@ -10,7 +10,7 @@ if importlib.util.find_spec("jax"):
     import jax
 
     # Set before a test module of this folder is imported: the number only counts before the backend starts.
-    # So a test in another folder that uses JAX does it in a process of its own.
+    # Folders whose tests need several devices import this module in their conftest.py.
     jax.config.update("jax_num_cpu_devices", CPU_DEVICES)
 
 

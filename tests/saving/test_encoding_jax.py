@@ -9,10 +9,10 @@ import pytest
 import penstock as ps
 from penstock.saving.encoding import Encoded, decode, encode
 from penstock.saving.snapshots import Snapshot, SnapshotFolder
-from tests.devices.processes import run_program
 
 jax: Any = pytest.importorskip("jax")
 jnp: Any = jax.numpy
+P, NamedSharding = jax.P, jax.sharding.NamedSharding
 
 
 def comes_back(value: Any, template: Any = None) -> Any:
@@ -91,36 +91,30 @@ def test_more_digits_than_jax_has_here_are_an_error() -> None:
         decode(Encoded({**encoded.structure}, {'state["w"]': bytes(16)}), {"w": jnp.ones(2)})
 
 
-SHARDED = """
-import jax, sys, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
-from penstock.saving.snapshots import Snapshot, SnapshotFolder
-from penstock.saving.encoding import Encoded, decode, encode
-def mesh(*shape):
-    return jax.make_mesh(shape, ("x", "y")[: len(shape)])
-here, there = NamedSharding(mesh(8), P("x")), NamedSharding(mesh(2, 4), P("y", "x"))
-value = {"w": jax.device_put(np.arange(64.0, dtype="f4").reshape(8, 8), here), "step": jax.numpy.int32(3)}
-value["keys"] = jax.device_put(jax.random.split(jax.random.key(0), 8), here)
-value["weak"] = jax.device_put(jax.numpy.full(8, 2.0), here)
-template = {"w": jax.device_put(np.zeros((8, 8), "f4"), there), "step": jax.numpy.int32(0),
-    "keys": jax.device_put(value["keys"], NamedSharding(there.mesh, P("y"))), "weak": value["weak"]}
-found = decode(Encoded.from_bytes(encode(value).to_bytes()), template)
-assert found["w"].sharding == there, found["w"].sharding
-assert np.array_equal(found["w"], value["w"])
-assert not found["step"].committed
-assert found["keys"].sharding == template["keys"].sharding
-assert np.array_equal(jax.random.key_data(found["keys"]), jax.random.key_data(value["keys"]))
-assert (found["weak"].weak_type, found["weak"].sharding) == (True, here)
-copied = decode(encode(value, copy=True), template)
-assert np.array_equal(copied["w"], value["w"])
-alone = decode(encode(value), {"w": None})["w"]
-assert isinstance(alone, jax.Array), alone
-print("right")
-"""
-
-
 def test_arrays_come_back_onto_the_mesh_of_the_template() -> None:
-    assert run_program(SHARDED, JAX_NUM_CPU_DEVICES="8") == "right\n"
+    here = NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
+    there = NamedSharding(jax.make_mesh((2, 4), ("x", "y")), P("y", "x"))
+    value = {
+        "w": jax.device_put(np.arange(64.0, dtype="f4").reshape(8, 8), here),
+        "step": jnp.int32(3),
+        "keys": jax.device_put(jax.random.split(jax.random.key(0), 8), here),
+        "weak": jax.device_put(jnp.full(8, 2.0), here),
+    }
+    template = {
+        "w": jax.device_put(np.zeros((8, 8), "f4"), there),
+        "step": jnp.int32(0),
+        "keys": jax.device_put(value["keys"], NamedSharding(there.mesh, P("y"))),
+        "weak": value["weak"],
+    }
+    found = comes_back(value, template)
+    assert found["w"].sharding == there
+    assert np.array_equal(found["w"], value["w"])
+    assert not found["step"].committed
+    assert found["keys"].sharding == template["keys"].sharding
+    assert np.array_equal(jax.random.key_data(found["keys"]), jax.random.key_data(value["keys"]))
+    assert (found["weak"].weak_type, found["weak"].sharding) == (True, here)
+    assert np.array_equal(decode(encode(value, copy=True), template)["w"], value["w"])
+    assert isinstance(decode(encode(value), {"w": None})["w"], jax.Array)
 
 
 def test_a_snapshot_has_them_where_fresh_instances_have_them(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 import penstock as ps
 from penstock import data, engine
-from tests.devices.processes import run_program
 from tests.kit import added
 
 SOURCE = range(60)
@@ -389,34 +388,21 @@ async def test_the_key_of_a_rate_limit_is_looked_at(tmp_path: Path) -> None:
         engine.stream(call(lambda stream: stream >> limit), checkpoint=ps.Checkpoint(tmp_path))
 
 
-def test_what_is_compiled_has_no_state(tmp_path: Path) -> None:
-    """Runs in a process of its own, because JAX keeps its devices once it has started."""
-    run_program(COMPILED, str(tmp_path))
+async def test_what_is_compiled_has_no_state(tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax")
 
+    class Model:
+        def __init__(self) -> None:
+            self.weight = 2.0
 
-COMPILED = """
-import asyncio, sys
-import jax
-import penstock as ps
-from penstock import data, engine
-from tests.saving.test_stateful_callables import call
+        def __call__(self, value: Any) -> Any:
+            return self.weight * value
 
-class Model:
-    def __init__(self):
-        self.weight = 2.0
+    model = ps.device_node(Model())
 
-    def __call__(self, value):
-        return self.weight * value
+    def stages(stream: Any) -> Any:
+        stream = ps.map_each(ps.node(jax.jit(jax.numpy.sin)), stream)
+        return ps.map_each(model, ps.map_each(ps.node(jax.nn.relu), stream))
 
-model = ps.device_node(Model())
-
-def stages(stream):
-    stream = ps.map_each(ps.node(jax.jit(jax.numpy.sin)), stream)
-    return ps.map_each(model, ps.map_each(ps.node(jax.nn.relu), stream))
-
-async def main():
-    checkpoint = ps.Checkpoint(sys.argv[1])
-    assert len([value async for value in engine.stream(call(stages), checkpoint=checkpoint)]) == 60
-
-asyncio.run(main())
-"""
+    async with engine.stream(call(stages), checkpoint=ps.Checkpoint(tmp_path)) as values:
+        assert len([value async for value in values]) == 60
