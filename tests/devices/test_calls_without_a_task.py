@@ -410,9 +410,7 @@ async def test_the_bytes_of_a_call_that_fails_before_its_batch_are_given_back(mo
     monkeypatch.setattr(engine_device.EngineDevice.__init__, "__defaults__", (32, 4000))
     batched = ps.device_node(device="cpu", batch=ps.Batch(4))(lambda x: x + 1)
 
-    @ps.graph
-    async def of_batched(x: Any) -> Any:
-        return batched(x)
+    of_batched = ps.graph(batched)
 
     async with engine.deploy(of_batched) as service:
         await service.run(of_batched(jnp.ones(100)))

@@ -52,9 +52,7 @@ async def count(x: int) -> AsyncIterator[int]:
     yield x
 
 
-@ps.graph
-async def counting(x: int) -> AsyncIterator[int]:
-    return count(x)
+counting = ps.graph(count)
 
 
 def ids(span: trace.Span) -> tuple[str, str]:
@@ -234,9 +232,7 @@ async def test_without_spans_logs_carry_the_ids_of_the_message(spans: InMemorySp
     async def note(x: int) -> str:
         return trace.format_trace_id(trace.get_current_span().get_span_context().trace_id)
 
-    @ps.graph
-    async def noting(x: int) -> str:
-        return await note(x)
+    noting = ps.graph(note)
 
     with pytest.MonkeyPatch.context() as patch:
         if not has_sdk:

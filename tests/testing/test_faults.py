@@ -59,19 +59,13 @@ async def line(x: int) -> int:
     return negate(double(await fetch(x)))
 
 
-@ps.graph
-async def stored(x: int) -> int:
-    return await store(x)
+stored = ps.graph(store)
 
 
-@ps.graph
-async def squared(x: int) -> int:
-    return square(x)
+squared = ps.graph(square)
 
 
-@ps.graph
-async def threaded(x: int) -> int:
-    return in_thread(x)
+threaded = ps.graph(in_thread)
 
 
 @pytest.mark.parametrize("node", ["fetch", "double", "negate"])
@@ -98,9 +92,7 @@ async def test_each_injection_raises_an_exception_of_its_own() -> None:
 async def test_a_retry_meets_the_next_pass() -> None:
     patient = fetch.with_policy(name="patient", retry=ps.Retry(attempts=3, backoff_seconds=0))
 
-    @ps.graph
-    async def patiently(x: int) -> int:
-        return await patient(x)
+    patiently = ps.graph(patient)
 
     with faults.inject("node.call", faults.Raise(OSError), node=patient, at=range(1, 3)) as injected:
         assert await engine.run(patiently(7)) == 7
@@ -128,9 +120,7 @@ async def test_a_generator_raises_before_its_first_value_and_is_tried_again() ->
         for number in range(x):
             yield number
 
-    @ps.graph
-    async def counting(x: int) -> AsyncIterator[int]:
-        return count(x)
+    counting = ps.graph(count)
 
     with faults.inject("node.call", faults.Raise(OSError("down")), node=count, at=[1, 3, 4]) as injected:
         assert [number async for number in engine.stream(counting(3))] == [0, 1, 2]
@@ -180,9 +170,7 @@ class Doubler(ps.Actor[int, int]):
 doubler = Doubler()
 
 
-@ps.graph
-async def doubled_in_loop(x: int) -> int:
-    return await doubler(x)
+doubled_in_loop = ps.graph(doubler)
 
 
 async def test_an_actor_that_owns_its_loop_does_not_start_or_does_not_take_a_call() -> None:
@@ -212,9 +200,7 @@ class Counter(ps.StreamActor[int, int]):
 counter = Counter()
 
 
-@ps.graph
-async def counted_in_loop(x: int) -> AsyncIterator[int]:
-    return counter(x)
+counted_in_loop = ps.graph(counter)
 
 
 async def test_a_stream_of_an_actor_that_owns_its_loop_fails_before_it_gets_there() -> None:
