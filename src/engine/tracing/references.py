@@ -2,7 +2,7 @@
 
 A graph is traced once, so a name that is rebound afterwards (a notebook cell, `monkeypatch`, `self.k = 4`) must lead
 to a new trace. `References` remembers the objects. `changed()` runs before each call, so it is built for speed: one
-identity comparison per name.
+identity comparison for each name without attributes.
 
 `changed()` compares all global, closure and attribute names in the bytecode. Undefined names count as well, since they
 may be defined later. So do names in the plain functions of the same module that the graph calls, because their bodies
@@ -43,7 +43,7 @@ class _Path(NamedTuple):
 
 
 class _Lookup(NamedTuple):
-    """The object that a name refers to in one namespace: the globals, a module, an instance or a class."""
+    """The object that a name refers to in one namespace: the globals, an instance or a class."""
 
     namespace: Mapping[str, object]
     name: str
@@ -51,21 +51,27 @@ class _Lookup(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """The object of a path that cannot be looked up in a namespace: an empty cell, a property, `__slots__`."""
+    """The object that a name with attributes refers to, or a variable of a closure.
+
+    Attributes:
+        root: returns the object that the first name refers to now; `MISSING` if there is none.
+        names: the first name and the attributes.
+        expected: the object that the last attribute referred to.
+    """
 
     root: Callable[[], object]
     names: tuple[str, ...]
     expected: object
 
-    def changed(self) -> bool:
-        """Whether the path refers to another object now."""
+    def value(self) -> object:
+        """Return the object that the last attribute refers to now; `MISSING` if there is none."""
         value = self.root()
         try:
-            for name in self.names:
+            for name in self.names[1:]:
                 value = getattr(value, name, MISSING)
         except Exception:  # noqa: BLE001 - a user's property may raise anything; an error counts as a change
-            return True
-        return not _is_same(value, self.expected)
+            return MISSING
+        return value
 
 
 class References(NamedTuple):
@@ -73,43 +79,34 @@ class References(NamedTuple):
 
     Attributes:
         tracked: the nodes, graphs and resources among these objects, in order of first use.
-        lookups: the names in namespaces.
-        cells: the variables in closures, each with its value and its name.
-        chains: the paths that cannot be looked up in a namespace.
+        lookups: the global names, and the attributes that are made anew at each access, where they are stored.
+        chains: the other names with attributes, and the variables in closures.
     """
 
     tracked: tuple[object, ...] = ()
     lookups: tuple[_Lookup, ...] = ()
-    cells: tuple[tuple[CellType, object, str], ...] = ()
     chains: tuple[_Chain, ...] = ()
 
     def changed(self) -> bool:
         """Whether a name now refers to another object than when it was resolved, or to none."""
-        missing = MISSING
-        for namespace, name, expected in self.lookups:
-            value = namespace.get(name, missing)
-            if value is not expected and not _is_same(value, expected):
-                return True
-        try:
-            for cell, expected, _ in self.cells:
-                if cell.cell_contents is not expected and not _is_same(cell.cell_contents, expected):
-                    return True
-        except ValueError:  # the cell was emptied
-            return True
-        return any(chain.changed() for chain in self.chains) if self.chains else False
+        return next(self._changes(), None) is not None
 
     def what_changed(self) -> str:
         """Return the first name that now refers to another object, with its old and new meaning; as text."""
-        for namespace, name, expected in self.lookups:
-            if not _is_same(value := namespace.get(name, MISSING), expected):
-                return f"`{name}` {_change(expected, value)}"
-        for cell, expected, name in self.cells:
-            if not _is_same(value := cell_contents(cell), expected):
-                return f"`{name}` {_change(expected, value)}"
-        for chain in self.chains:
-            if chain.changed():
-                return f"`{'.'.join(chain.names) or 'a variable without a value'}` changed"
+        for name, expected, value in self._changes():
+            return f"`{name}` {_change(expected, value)}"
         return "a name that its function uses changed and was changed back"
+
+    def _changes(self) -> Iterator[tuple[str, object, object]]:
+        """Yield the names that now refer to other objects, each with its old and new object."""
+        for namespace, name, expected in self.lookups:
+            value = namespace.get(name, MISSING)
+            if value is not expected and not _is_same(value, expected):
+                yield name, expected, value
+        for chain in self.chains:
+            value = chain.value()
+            if value is not chain.expected and not _is_same(value, chain.expected):
+                yield chain.names[-1], chain.expected, value
 
 
 def resolve_references(
@@ -130,18 +127,16 @@ def resolve_references(
     for fn in functions:
         resolver.resolve(fn)
     return References(
-        tuple(resolver.tracked.values()), tuple(resolver.lookups.values()), tuple(resolver.cells.values()),
-        tuple(resolver.chains),
-    )  # fmt: skip
+        tuple(resolver.tracked.values()), tuple(resolver.lookups.values()), tuple(resolver.chains.values())
+    )
 
 
 class _Resolver:
     def __init__(self, is_tracked: Callable[[object], bool]) -> None:
         self.is_tracked = is_tracked
-        self.tracked: dict[int, object] = {}  # by identity, like the cells
+        self.tracked: dict[int, object] = {}  # by identity, as are the places of the first names
         self.lookups: dict[tuple[int, str], _Lookup] = {}
-        self.cells: dict[int, tuple[CellType, object, str]] = {}
-        self.chains: list[_Chain] = []
+        self.chains: dict[tuple[int, *tuple[str, ...]], _Chain] = {}
         self.waiting: list[object] = []
 
     def resolve(self, fn: object) -> None:
@@ -164,63 +159,65 @@ class _Resolver:
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         first = code.co_varnames[0] if receiver is not MISSING and code.co_argcount else None
         namespace: dict[str, object] = function.__globals__
-        for scope, (name, *attributes) in dict.fromkeys(_paths(code, frozenset(cells), first)):
+        for scope, names in dict.fromkeys(_paths(code, frozenset(cells), first)):
             if scope == "global":
-                value = namespace.get(name, MISSING)
-                root = _Lookup(namespace, name, value)
-                self.add(partial(namespace.get, name, MISSING), [root], value, attributes, function)
+                place: object = namespace
+                root: Callable[[], object] = partial(namespace.get, names[0], MISSING)
             elif scope == "closure":
-                self.add_closure(cells[name], name, attributes, function)
+                place, root = cells[names[0]], partial(cell_contents, cells[names[0]])
             else:
-                self.add(lambda: receiver, [], receiver, attributes, function)
+                place, root = receiver, lambda: receiver
+            value, count = self.follow(root(), names)
+            if count == 1 and scope == "global":
+                self.remember(namespace, names[0])
+            else:
+                chain = _Chain(root, names[:count], MISSING)
+                self.chains[id(place), *chain.names] = chain._replace(expected=chain.value())
+            if self.is_tracked(value):
+                self.tracked[id(value)] = value
+            elif _is_at_home(value, function):
+                self.waiting.append(value)
 
-    def add_closure(self, cell: CellType, name: str, attributes: list[str], function: FunctionType) -> None:
-        read = partial(cell_contents, cell)
-        value = read()
-        if value is MISSING:
-            self.chains.append(_Chain(read, (), value))
-        else:
-            self.cells[id(cell)] = cell, value, name
-            self.add(read, [], value, attributes, function)
+    def follow(self, value: object, names: tuple[str, ...]) -> tuple[object, int]:
+        """Follow the attributes of a path, up to a tracked object or an error.
 
-    def add(
-        self,
-        root: Callable[[], object],
-        lookups: list[_Lookup],
-        value: object,
-        attributes: list[str],
-        function: FunctionType,
-    ) -> None:
-        """Remember the object that a path refers to; `lookups` are the lookups of its first name."""
-        chain: _Chain | None = None
-        is_made_anew = False
-        for count, name in enumerate(attributes, 1):
+        Args:
+            value: the object of the first name.
+            names: the first name and the attributes.
+
+        Returns:
+            The last object; and how many of the names lead to the last object that is not made anew at each access.
+        """
+        again, steady = value, 1
+        for count, name in enumerate(names[1:], 2):
             if value is MISSING or self.is_tracked(value):
                 break
             owner = value
             try:
-                value, again = getattr(owner, name, MISSING), getattr(owner, name, MISSING)
+                value, again = getattr(value, name, MISSING), getattr(again, name, MISSING)
             except Exception:  # noqa: BLE001 - a property of the user's may raise anything; the graph meets it itself
-                value = owner
                 break
-            found = _lookups(owner, name)
-            stored = found[-1].expected if found else MISSING
-            is_computed = stored is not value and (stored is MISSING or hasattr(stored, "__set__"))
-            if _is_plain(value):
-                is_computed = stored is not value or is_made_anew
-            # A bound method is a new object at each access, so `changed()` compares the place that stores its function.
-            if is_computed and _is_same(value, again):
-                chain, lookups = _Chain(root, tuple(attributes[:count]), value), []
+            if _is_same(value, again):
+                steady = count
             else:
-                lookups += found
-                is_made_anew |= not _is_same(value, again)
-        if self.is_tracked(value):
-            self.tracked[id(value)] = value
-        elif _is_at_home(value, function):
-            self.waiting.append(value)
-        self.lookups.update({(id(one.namespace), one.name): one for one in lookups})
-        if chain is not None:
-            self.chains.append(chain)
+                self.remember_stored(owner, name)
+        return value, steady
+
+    def remember(self, namespace: Mapping[str, object], name: str) -> bool:
+        """Remember the object of a name in a namespace; return whether there is one."""
+        found = _Lookup(namespace, name, namespace.get(name, MISSING))
+        self.lookups[id(namespace), name] = found
+        return found.expected is not MISSING
+
+    def remember_stored(self, owner: object, name: str) -> None:
+        """Remember the object that stores `owner.name`, such as a method, and that no other class hides it."""
+        classes: tuple[type, ...] = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
+        namespaces: list[Mapping[str, object]] = [vars(cls) for cls in classes]
+        if not isinstance(owner, type) and hasattr(owner, "__dict__"):
+            namespaces.insert(0, vars(owner))
+        for namespace in namespaces:
+            if self.remember(namespace, name):
+                break
 
 
 def _paths(code: CodeType, closure: frozenset[str], receiver: str | None) -> Iterator[_Path]:
@@ -261,20 +258,6 @@ def cell_contents(cell: CellType) -> object:
         return MISSING
 
 
-def _lookups(owner: object, name: str) -> list[_Lookup]:
-    """Return the namespace that stores `owner.name`, after the namespaces in which the name could be defined later."""
-    classes: tuple[type, ...] = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
-    namespaces: list[Mapping[str, object]] = [vars(cls) for cls in classes]
-    if not isinstance(owner, type) and hasattr(owner, "__dict__"):
-        namespaces.insert(0, vars(owner))
-    found: list[_Lookup] = []
-    for namespace in namespaces:
-        found.append(_Lookup(namespace, name, namespace.get(name, MISSING)))
-        if found[-1].expected is not MISSING:
-            break
-    return found
-
-
 def _change(before: object, after: object) -> str:
     """Return the change of a value in words; numbers and strings are shown, other objects only by their type."""
     if after is MISSING:
@@ -290,10 +273,6 @@ def _shown(value: object) -> str:
     if type(value) in SCALARS:
         return shorten(printable(repr(value)), MAX_NAME_COLUMNS)
     return f"of type {type(value).__name__}"
-
-
-def _is_plain(value: object) -> bool:
-    return type(value) in SCALARS or type(value) is tuple
 
 
 def _is_same(value: object, other: object) -> bool:
