@@ -14,7 +14,6 @@ from weakref import WeakSet
 from .._errors import GraphTraceError, OptionsError, PlanError
 from .._public import LateModule
 from ..actors.accepted import NAME, check, one_of
-from ..actors.current import codes_of
 from ..actors.loop_host import StreamActor
 from ..actors.threads import ThreadPool
 from ..telemetry.text import printable
@@ -358,7 +357,7 @@ class Graph(Generic[P, R_co]):
             tracer.closed = True
         functions = dict.fromkeys(trace.functions)
         for fn in functions:
-            _check(fn, again=False)  # `@graph` has checked its own function; a body may be defined elsewhere
+            _check(fn, is_body=True)  # `@graph` has checked its own function
         references = resolve_references(functions, is_tracked=is_tracked)
         self._trace_seconds += perf_counter() - began
         self._traces += 1
@@ -464,7 +463,7 @@ def graph(fn: Any = None, /) -> Any:
         where = definition_location(cast("object", fn))
         raise GraphTraceError(f"{where}: @graph needs an `async def`, got {fn!r}; {remedy}")
     _refuse_method(fn)
-    _check(fn, again=True)
+    _check(fn, is_body=False)
     return Graph(fn)
 
 
@@ -554,26 +553,22 @@ def is_graph(value: object) -> bool:
 
 _RECEIVERS = ("self", "cls")
 
-# The code of the functions that were checked, and of the functions inside them.
+# The code of the functions that were checked.
 _checked: WeakSet[types.CodeType] = WeakSet()
 
 
-def _check(fn: Callable[..., Any], *, again: bool) -> None:
+def _check(fn: Callable[..., Any], *, is_body: bool) -> None:
     """Check the source of a graph, or of a body of control flow, for statements that a trace cannot represent.
 
-    Functions of libraries are not checked.
-
-    Args:
-        fn: the function.
-        again: whether to check a function that was checked before.
+    Functions of libraries are not checked. A body is checked once.
     """
     fn = unwrapped(fn)
     function = fn.__func__ if isinstance(fn, types.MethodType) else fn
     if not isinstance(function, types.FunctionType) or not is_users(function.__code__.co_filename):
         return
-    if again or function.__code__ not in _checked:
-        check_source(fn, is_node=is_tracked, is_graph=is_graph)
-        _checked.update(codes_of(function.__code__))
+    if not is_body or function.__code__ not in _checked:
+        check_source(fn, is_body=is_body, is_node=is_tracked, is_graph=is_graph)
+        _checked.add(function.__code__)
 
 
 async def settled(value: Any) -> Any:

@@ -1,7 +1,6 @@
 """Ref: a symbolic value, which stands for an unknown value while a graph is traced; and the search for hidden Refs."""
 
 import functools
-import linecache
 import os
 import sys
 import types
@@ -55,12 +54,6 @@ def is_statement(traced: Callable[..., Any]) -> bool:
                 return way == "dropped"
         frame = frame.f_back
     return False
-
-
-def _source_of(location: str) -> str:
-    """Return the source of a "file:line"; empty without a source."""
-    filename, _, line = location.rpartition(":")
-    return linecache.getline(filename, int(line))
 
 
 def definition_location(fn: object) -> str:
@@ -140,22 +133,12 @@ class Ref:
         return len(self._penstock_members("taking its len()", in_a_step("len(value)")))
 
     def __iter__(self) -> "Iterator[Ref]":
-        is_joined = ".join(" in _source_of(call_location())
-        count = len(
-            self._penstock_members(
-                "iterating over it",
-                "use ps.map_each(node, items), or annotate it as tuple[A, B] if it is unpacked, or "
-                + in_a_step('" ".join(value)' if is_joined else "[item for item in value]"),
-            )
-        )
-        return iter([self[index] for index in range(count)])
+        remedy = "use ps.map_each(node, items), or annotate it as tuple[A, B] if it is unpacked, or "
+        members = self._penstock_members("iterating over it", remedy + in_a_step("[item for item in value]"))
+        return iter([self[index] for index in range(len(members))])
 
     def __await__(self) -> Generator[Any, Any, "Ref"]:
-        tracer, remedy = self._penstock_tracer, "it is the result of a plain `def`, or was awaited already"
-        if tracer.is_stream(self):
-            remedy = "it is a stream, which is returned, or passed to a node, ps.map_each or ps.fold"
-        elif self._penstock_source in tracer.parameter_sources:
-            remedy = "it is an argument of the graph"
+        remedy = "an argument, a result of a plain `def` and a stream are not awaited, and each call only once"
         refuse(self, "awaiting it", f"{remedy}: remove the await")
 
     def __rshift__(self, following: Any) -> Any:
@@ -282,8 +265,9 @@ def in_a_step(expression: str, *names: str) -> str:
     return f"do it inside a node, or in a step of one line: ps.apply(lambda {parameters}: {expression}, {parameters})"
 
 
-def _compared(expression: str) -> str:
-    return f"{in_a_step(expression, 'value', 'other')}; and branch on the result with ps.cond or ps.switch"
+def compared(expression: str, *names: str) -> str:
+    """Return the remedy for an operation that a branch may depend on; the arguments are those of `in_a_step`."""
+    return f"{in_a_step(expression, *names)}; and branch on the result with ps.cond or ps.switch"
 
 
 _CONTEXT = "use it as a context manager inside a node"
@@ -291,10 +275,10 @@ _CHANGE = "values are not changed in a graph; do it inside a node"
 _TEXT = ("formatting it as text (`str`, f-string, `print`)", in_a_step('f"{value}"'))
 _FORBIDDEN: dict[str, tuple[str, str]] = {
     "__bool__": (
-        "using its truth value (`if`, `while`, `and`, `not`)",
-        "use ps.cond, ps.switch or ps.while_loop; a condition of one line is ps.apply(lambda value: not value, value)",
+        "using its truth value (`if`, `while`, `and`, `not`, `assert`)",
+        f"use ps.cond, ps.switch or ps.while_loop; or {in_a_step('not value')}",
     ),
-    "__contains__": ("testing `in` on it", _compared("other in value")),
+    "__contains__": ("testing `in` on it", compared("other in value", "value", "other")),
     "__str__": _TEXT,
     "__format__": _TEXT,
     "__hash__": (
@@ -311,7 +295,7 @@ _FORBIDDEN: dict[str, tuple[str, str]] = {
     "__exit__": ("`with` on it", _CONTEXT),
     "__aenter__": ("`async with` on it", _CONTEXT),
     "__aexit__": ("`async with` on it", _CONTEXT),
-    "__aiter__": ("`async for` over it", "do it inside a node"),
+    "__aiter__": ("`async for` over it", "read it in a node, or with ps.map_each or ps.fold"),
     "__next__": ("taking next() of it", in_a_step("next(value)")),
     "__anext__": ("taking anext() of it", "do it inside a node"),
     "__fspath__": ("using it as a path", in_a_step("os.fspath(value)")),
@@ -324,7 +308,7 @@ _FORBIDDEN: dict[str, tuple[str, str]] = {
     "__rdivmod__": ("arithmetic on it", in_a_step("divmod(other, value)", "value", "other")),
 }  # fmt: skip
 for _name, _sign in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
-    _FORBIDDEN[f"__{_name}__"] = ("comparing it", _compared(f"value {_sign} other"))
+    _FORBIDDEN[f"__{_name}__"] = ("comparing it", compared(f"value {_sign} other", "value", "other"))
 for _name, _sign in {
     "add": "+", "sub": "-", "mul": "*", "matmul": "@", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
     "lshift": "<<", "rshift": ">>", "and": "&", "xor": "^", "or": "|",
@@ -363,16 +347,32 @@ def hidden_ref(value: object, max_objects: int = _MAX_OBJECTS) -> Ref | PendingR
         value: any object.
         max_objects: how many objects the search examines before it gives up.
     """
-    queue: deque[object] = deque([value])
+    found = reachable([value], lambda one: islice(_inside(one), max_objects), max_objects, _PLAIN)
+    return next((one for one in found if isinstance(one, Ref | PendingRef)), None)
+
+
+def reachable(
+    roots: Iterable[object],
+    inside: Callable[[object], Iterable[object]],
+    max_objects: int,
+    plain: tuple[type, ...],
+) -> Iterator[object]:
+    """Yield each object that can be reached, at the smallest depth first.
+
+    Args:
+        roots: the objects to begin with.
+        inside: returns the objects that an object refers to.
+        max_objects: how many objects are examined.
+        plain: the types of objects that are left out, since they refer to no others of interest.
+    """
+    queue = deque(roots)
     seen: set[int] = set()
     while queue and len(seen) < max_objects:
         current = queue.popleft()
-        if isinstance(current, Ref | PendingRef):
-            return current
-        if not isinstance(current, _PLAIN) and id(current) not in seen:
+        if not isinstance(current, plain) and id(current) not in seen:
             seen.add(id(current))
-            queue.extend(islice(_inside(current), max_objects))
-    return None
+            yield current
+            queue.extend(inside(current))
 
 
 def _inside(value: object) -> Iterable[object]:
@@ -393,10 +393,6 @@ def _behind(value: object) -> Iterable[object]:
     if isinstance(value, types.FunctionType):
         defaults = (value.__defaults__ or (), (value.__kwdefaults__ or {}).values())
         return chain(closure_values(value), *defaults)
-    if isinstance(value, types.GeneratorType):
-        return () if value.gi_frame is None else value.gi_frame.f_locals.values()
-    if isinstance(value, types.CoroutineType):
-        return () if value.cr_frame is None else value.cr_frame.f_locals.values()
     return _attributes(value)
 
 

@@ -24,6 +24,7 @@ from .ref import (
     is_generated,
     is_statement,
     is_users,
+    reachable,
     read_of,
 )
 from .template import Constant, Container, Read, Template, capture, reads, with_reads
@@ -148,21 +149,12 @@ class Outside:
         found = [list(codes_of(function.__code__)) for function in roots]
         codes = {code for _, *inner in found for code in inner}
         names = {name for each in found for code in each for name in code.co_names}
-        queue: deque[object] = deque()
-        for fn in self._functions:
-            queue.extend([fn.__self__] if isinstance(fn, types.MethodType) else [])
+        outside: list[object] = [fn.__self__ for fn in self._functions if isinstance(fn, types.MethodType)]
         for function in roots:
             # The closure of a function that the body of a graph defines holds objects of that body, so the closure is
             # left out.
-            queue.extend(_named(function, with_closure=function.__code__ not in codes))
-        seen: set[int] = set()
-        while queue and len(seen) < _MAX_OBJECTS:
-            current = queue.popleft()
-            if isinstance(current, _PLAIN) or id(current) in seen:
-                continue
-            seen.add(id(current))
-            queue.extend(_inside(current, names))
-        return seen
+            outside += _named(function, with_closure=function.__code__ not in codes)
+        return set(map(id, reachable(outside, lambda one: _inside(one, names), _MAX_OBJECTS, _PLAIN)))
 
 
 def _function_of(fn: object) -> types.FunctionType | None:
@@ -216,16 +208,14 @@ def drive(value: Any, fn: Callable[..., Any]) -> Any:
         foreign = running.send(None)
     except StopIteration as stop:
         return stop.value
-    except Exception as error:
-        location, module = _raised_at(error, call_location())
-        if module.partition(".")[0] != "asyncio" or asyncio._get_running_loop() is not None:
-            raise
-        raise _foreign(location, fn, "something of asyncio") from error
     location, awaited = _suspended_at(running)
     running.close()
     if asyncio.isfuture(foreign):
         foreign._asyncio_future_blocking = False  # as an event loop does, so that other tasks can await the future
-    raise _foreign(location, fn, awaited)
+    raise GraphTraceError(
+        f"{location}: graph {name_of(fn)!r} awaits {awaited}, which is neither a node nor a graph; put it into a node "
+        "(`@ps.node`) and await that"
+    )
 
 
 @contextmanager
@@ -245,31 +235,17 @@ def located_errors(fn: Callable[..., Any]) -> Generator[None, None, None]:
     except (GraphTraceError, PlanError, RecursionError):  # the graph names an endless recursion: see `Graph._traced`
         raise
     except Exception as error:
-        location, _ = _raised_at(error, definition_location(fn))
+        location = _raised_at(error, definition_location(fn))
         raise GraphTraceError(
             f"{location}: tracing graph {name_of(fn)!r} raised {type(error).__name__}: {error}; its body runs once, "
             "with a Ref for each value that is not known yet: put code that needs the value itself, or may fail, into "
-            f"a node (`@ps.node`), or into a step of one line: {_one_line(error)}"
+            "a node (`@ps.node`), or into a step of one line: ps.apply(lambda value: ..., value)"
         ) from error
-
-
-def _one_line(error: Exception) -> str:
-    """Return a step of one line for the failed code; a general example if the error does not tell which code failed."""
-    if isinstance(error, TypeError) and "expected str instance, Ref found" in str(error):
-        return 'ps.apply(lambda a, b: " ".join([a, b]), a, b)'
-    return "ps.apply(lambda value: ..., value)"
 
 
 def name_of(fn: Callable[..., Any]) -> str:
     """Return the name of a traced function."""
     return str(getattr(fn, "__name__", repr(fn)))
-
-
-def _foreign(location: str, fn: Callable[..., Any], awaited: str) -> GraphTraceError:
-    return GraphTraceError(
-        f"{location}: graph {name_of(fn)!r} awaits {awaited}, which is neither a node nor a "
-        "graph; put it into a node (`@ps.node`) and await that"
-    )
 
 
 def _suspended_at(running: object) -> tuple[str, str]:
@@ -289,16 +265,15 @@ def _name_of(running: object) -> str:
     return f"{name}()" if isinstance(running, types.CoroutineType | types.GeneratorType) else str(name)
 
 
-def _raised_at(error: BaseException, location: str) -> tuple[str, str]:
-    """Return the line of user code that led to an exception, or else `location`; and the module that raised it."""
-    module, traceback = "", error.__traceback__
+def _raised_at(error: BaseException, location: str) -> str:
+    """Return the line of user code that led to an exception, or else `location`."""
+    traceback = error.__traceback__
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
         if is_users(filename) and not is_generated(traceback.tb_frame):
             location = f"{filename}:{traceback.tb_lineno}"
-        module = str(traceback.tb_frame.f_globals.get("__name__"))
         traceback = traceback.tb_next
-    return location, module
+    return location
 
 
 class Callee(Protocol):
@@ -774,19 +749,11 @@ class Tracer:
 
     def _refuse_no_stream(self, result: PendingRef, location: str) -> NoReturn:
         """Refuse a result that is annotated as a stream but has to be awaited, such as a `map_each` over a list."""
-        ref = result._penstock_ref
-        step = next((step for step in self._steps if step.source == ref._penstock_source), None)
-        remedy = "return the call of an `async def` with `yield`, which gives a stream, or correct the annotation"
-        if step is not None and step.callee.name == "map_each":
-            items, parameters = step.args[0], dict(zip(self.parameter_sources, self._parameters, strict=True))
-            remedy = "ps.map_each gives a stream only for a stream, such as a parameter annotated as AsyncIterator"
-            if isinstance(items, Read) and items.source in parameters and not items.path:
-                name = parameters[items.source]
-                remedy = f"annotate the parameter, `{name}: AsyncIterator[...]`, and ps.map_each over it gives a stream"
         where = self.pending.get(result._penstock_key, location)
         raise GraphTraceError(
             f"{where}: the result of graph {self.name!r} is annotated as a stream, but {result!r} is not a stream; "
-            f"{remedy}"
+            "return the call of an `async def` with `yield`, or ps.map_each over a stream, such as a parameter that is "
+            "annotated as AsyncIterator; or correct the annotation"
         )
 
     def _refuse_shown(self, value: str, location: str, reader: str) -> None:
