@@ -48,12 +48,8 @@ if TYPE_CHECKING:
 _PLAIN = Policy()
 Failover: TypeAlias = tuple[Wired, Callable[[list[Any]], tuple[Any, ...]]]
 
-# Slots for `engine/interception.py`, which are read when a scope is wired: the classes of call sites and of their
-# inboxes, and a function that is called with each call site of a node.
-actor_class: type[NodeActor] = NodeActor
-inbox_class: type[Channel[Frame]] = Channel
+# A slot for `engine/interception.py`: called with each call site of a node that is wired.
 fault_at_wiring: Callable[[NodeActor, Node[..., Any]], None] | None = None
-bound_at_wiring: Callable[[Bound, Node[..., Any], str], Bound] | None = None
 
 
 class Wiring(Scope):
@@ -283,7 +279,7 @@ class Wiring(Scope):
             # Control flow that gives a stream would hold a place until the stream has ended, so it has no limit.
             limit = self._max_workers if control.is_async else None
             limiter = Limiter(UNLIMITED if limit is None else limit)
-            actor = actor_class(step.label, program.name, unit.index, _PLAIN, limiter, self._inbox())
+            actor = NodeActor(step.label, program.name, unit.index, _PLAIN, limiter, self._inbox())
             bodies = tuple(map(self._wired_body, step.run_bodies))
             if control.kind == "split":
                 actor.invoke = splitting(control.limit, control.ahead, place)
@@ -329,12 +325,10 @@ class Wiring(Scope):
     ) -> NodeActor:
         execution, instance = node.runs_on, self._child_of(node)
         limiter = self._limiter(node, execution, instance)
-        actor = actor_class(step.label, program.name, unit.index, node.policy, limiter, self._inbox(node, unit))
+        actor = NodeActor(step.label, program.name, unit.index, node.policy, limiter, self._inbox(node, unit))
         actor.fn = instance.handler if isinstance(instance, Instance) else node._target
         site = Site(self, program, unit, node, instance, limiter, self._failover(program, step), place)
         bound = execution.bind(site)
-        if bound_at_wiring is not None:
-            bound = bound_at_wiring(bound, node, actor.name)
         if not node._reads_streams:
             bound._links = (Link(step.label, actor.fn, node.policy.model), *_further_links(step))
         bound._instance = instance if execution.has_one_instance else None
@@ -360,7 +354,7 @@ class Wiring(Scope):
 
     def _cached(self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any], cache: Cache) -> NodeActor:
         """Return the actor of a node with `cache=`. The actor takes no place: the body takes the places of the node."""
-        actor = actor_class(
+        actor = NodeActor(
             step.label, program.name, unit.index, Policy(model=node.policy.model), Limiter(), self._inbox()
         )  # fmt: skip
         actor.fn = node._target  # only its name is used
@@ -399,8 +393,8 @@ class Wiring(Scope):
         policy = _PLAIN if node is None or node.gives_stream else node.policy
         capacity = None if self._max_workers is None else inbox_capacity(policy)
         if policy.max_bytes is None or capacity is None or unit is None:
-            return inbox_class(capacity)
-        return inbox_class(capacity, max_bytes=policy.max_bytes, size_of=_size_of(unit))
+            return Channel(capacity)
+        return Channel(capacity, max_bytes=policy.max_bytes, size_of=_size_of(unit))
 
     def _body_wiring(self) -> "Wiring":
         # Bodies run inside their step, and its places bound them. They share limits and instances with the scope.
@@ -709,8 +703,3 @@ def executor_of(step: PlannedStep | None) -> Execution | None:
     """Return the executor that compiles the function of a step; None if the step has no executor, or is not a node."""
     callee = None if step is None else step.head.callee
     return callee.runs_on if is_node(callee) and callee.runs_on._is_compiled else None
-
-
-def runs_elsewhere(node: Node[..., Any]) -> bool:
-    """Whether the handler of a call site does not run here, so that no fault can be injected around it."""
-    return not node.runs_on._is_here

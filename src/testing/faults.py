@@ -10,8 +10,6 @@ The points:
 
 - `"actor.start"`: a stateful node is entered, before its `__aenter__`.
 - `"node.call"`: a node is about to handle an item; each attempt and each item is a call.
-- `"channel.put"`: an item is about to enter the inbox of a node, because the node has no free place; only in streams
-  and deployments, where inboxes are bounded.
 - `"worker.process"`: a call of a node is about to be sent to a worker process.
 """
 
@@ -30,7 +28,7 @@ from .._public import public
 from ..actors.accepted import SHARE, check, whole
 from ..extension import Interception, as_node, intercept
 
-Point: TypeAlias = Literal["actor.start", "node.call", "channel.put", "worker.process"]
+Point: TypeAlias = Literal["actor.start", "node.call", "worker.process"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Cancel:
     """Raise CancelledError at the point, although the item was not cancelled."""
 
     def _wait_seconds(self) -> float:
-        raise _InjectedCancel("penstock.testing.faults: cancelled here")
+        raise asyncio.CancelledError("penstock.testing.faults: cancelled here")
 
 
 @dataclass(frozen=True)
@@ -75,10 +73,6 @@ class Kill:
 
     def _wait_seconds(self) -> float:
         return 0
-
-
-class _InjectedCancel(asyncio.CancelledError):
-    """An injected cancellation; the item itself was not cancelled."""
 
 
 Fault: TypeAlias = Raise | Delay | Cancel | Kill
@@ -162,7 +156,7 @@ def inject(
     `"worker.process"`. Nodes that are called without an engine pass no points.
 
     Args:
-        point: the point: `"actor.start"`, `"node.call"`, `"channel.put"` or `"worker.process"`.
+        point: the point: `"actor.start"`, `"node.call"` or `"worker.process"`.
         fault: the fault: `Raise`, `Delay`, `Cancel` or `Kill`.
         node: inject only for this node, or for nodes of this name; "fetch#2" is the second call site of a graph.
         at: inject only at the pass with this number, counted from 1, or at several passes: `at=3`, `at=range(1, 3)`.
@@ -241,7 +235,6 @@ def _intercept() -> None:
             entering=partial(_pass, "actor.start") if _active["actor.start"] else None,
             calling=partial(_pass, "node.call") if is_called else None,
             calling_plain=_pass_blocking if is_called else None,
-            queueing=_held_up if _active["channel.put"] else None,
             giving=_kills_process if _active["worker.process"] else None,
         )
     )
@@ -262,20 +255,6 @@ async def _pass(point: Point, node: str) -> None:
 def _pass_blocking(node: str) -> None:
     for fault in _due("node.call", node):
         time.sleep(fault._wait_seconds())
-
-
-def _held_up(node: str) -> Any:
-    fault = next(_due("channel.put", node), None)
-    return None if fault is None else partial(_outcome, fault)
-
-
-async def _outcome(fault: Fault) -> BaseException | None:
-    """Have a fault happen; return the error of the item."""
-    try:
-        await asyncio.sleep(fault._wait_seconds())
-    except (_InjectedCancel, Exception) as error:  # noqa: BLE001 - the injected error
-        return error
-    return None
 
 
 async def _kills_process(node: str) -> bool:

@@ -97,7 +97,7 @@ class World:
         rng = self.rng
         nodes = ("take", "left", "right", "join", "each", "parts_of", "Tally", "gather", "Ledger")
         fault: faults.Fault = rng.choice([faults.Raise(Injected("injected")), faults.Cancel(), faults.Delay(0.3)])
-        point: faults.Point = rng.choice(["node.call", "node.call", "channel.put", "actor.start"])
+        point: faults.Point = rng.choice(["node.call", "node.call", "node.call", "actor.start"])
         if point == "actor.start":
             fault = faults.Delay(0.3)  # any other fault would end the world before its checks
         chance = rng.choice([0.05, 0.2])

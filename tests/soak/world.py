@@ -138,8 +138,6 @@ def random_faults(rng: random.Random) -> Generator[list[faults.Injections]]:
         ("node.call", faults.Raise(Lost("lost")), "Store", 0.002),
         ("node.call", error, "scores", 0.01),
         ("node.call", faults.Delay(0.02), "RateLimit", 0.01),
-        ("channel.put", faults.Delay(0.05), None, 0.01),
-        ("channel.put", error, None, 0.005),
         ("worker.process", faults.Kill(), None, 0.02),
         ("worker.process", error, None, 0.02),
     ]

@@ -14,7 +14,7 @@ from penstock.engine import wiring
 from penstock.testing import faults
 from tests.bad_days.process_nodes import square
 
-POINTS: tuple[faults.Point, ...] = ("actor.start", "node.call", "channel.put", "worker.process")
+POINTS: tuple[faults.Point, ...] = ("actor.start", "node.call", "worker.process")
 
 
 @ps.node
@@ -211,77 +211,6 @@ async def test_a_stream_of_an_actor_that_owns_its_loop_fails_before_it_gets_ther
                 await anext(service.stream(counted_in_loop(3)))
 
 
-def narrow_line(begun: list[int]) -> ps.Graph[[int], int]:
-    @ps.node(concurrency=1)
-    async def narrow(x: int) -> int:
-        begun.append(x)
-        await asyncio.sleep(1)
-        return x
-
-    @ps.graph
-    async def through(x: int) -> int:
-        return await narrow(await fetch(x))
-
-    return through
-
-
-@pytest.mark.parametrize("count", [2, 12])
-@pytest.mark.parametrize(
-    ("fault", "error"), [(faults.Raise(OSError("full disk")), OSError), (faults.Cancel(), ps.NodeCancelledError)]
-)
-def test_an_item_that_cannot_enter_an_inbox_fails_alone(
-    count: int, fault: faults.Fault, error: type[Exception]
-) -> None:
-    begun: list[int] = []
-
-    async def main() -> None:
-        with faults.inject("channel.put", fault, node="narrow", at=1) as injected:
-            async with engine.deploy(narrow_line(begun)) as service:
-                calls = [asyncio.create_task(service(x)) for x in range(count)]
-                await asyncio.wait(calls)
-                failed = [x for x, call in enumerate(calls) if call.exception() is not None]
-                assert len(failed) == 1
-                with pytest.raises(error, match="full disk" if error is OSError else None) as raised:
-                    await calls[failed[0]]
-                assert "in node 'narrow'" in raised.value.__notes__[0]
-                assert sorted(begun) == sorted(set(range(count)) - set(failed))
-                assert service.statistics().admission.in_flight == 0
-            assert len(injected) == 1
-
-    testing.run_virtual(main)
-
-
-def test_an_item_is_late_in_the_inbox() -> None:
-    begun: list[int] = []
-
-    async def main() -> None:
-        graph = narrow_line(begun)
-        with faults.inject("channel.put", faults.Delay(1.5), node="narrow", at=1) as injected:
-            async with engine.stream(graph(x) for x in range(3)) as results:
-                assert [x async for x in results] == [0, 1, 2]
-        assert injected.passes == 2  # the first item found a free place
-
-    testing.run_virtual(main)
-    assert begun == [0, 2, 1]
-
-
-def test_an_item_that_is_cancelled_while_it_is_late_never_enters() -> None:
-    begun: list[int] = []
-
-    async def main() -> None:
-        with faults.inject("channel.put", faults.Delay(60), node="narrow", at=1):
-            async with engine.deploy(narrow_line(begun)) as service:
-                calls = [asyncio.create_task(service(x)) for x in range(2)]
-                await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-                late = next(call for call in calls if not call.done())
-                late.cancel()
-                await asyncio.wait([late])
-                assert service.statistics().cancelled == 1
-
-    testing.run_virtual(main)
-    assert len(begun) == 1
-
-
 async def test_a_killed_process_costs_its_item_alone() -> None:
     async with engine.Engine() as own:
         with faults.inject("worker.process", faults.Kill(), node=square, at=2) as injected:
@@ -354,10 +283,7 @@ async def test_a_deployment_that_outlives_the_fault_is_healthy() -> None:
 
 def slots() -> list[object]:
     """Returns the contents of the engine's slots for faults."""
-    return [
-        loop_host.fault_at_start, processes.fault_at_call,
-        wiring.fault_at_wiring, wiring.actor_class, wiring.inbox_class,
-    ]  # fmt: skip
+    return [loop_host.fault_at_start, processes.fault_at_call, wiring.fault_at_wiring]
 
 
 async def test_nothing_of_a_fault_stays_behind_whatever_the_order_of_the_ends() -> None:
