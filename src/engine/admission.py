@@ -164,15 +164,13 @@ class Admission:
             self._full_left = in_flight
         return True
 
-    async def reserve(self, priority: int, graph: str, share: "Share | None" = None, *, patient: bool = False) -> None:
+    async def reserve(self, priority: int, graph: str, share: "Share | None" = None) -> None:
         """Take a place; if none is free, wait for one.
 
         Args:
             priority: the priority of the call; higher first.
             graph: the name of the graph, for the error.
             share: the account of the key of the call; None without keys.
-            patient: whether to wait although the queue is full. Items of a stream are patient: a stream is one producer
-                with its own window, not a crowd of callers.
 
         Raises:
             Overloaded: no place is free, and the queue is full; with keys, perhaps because a call of a key that has
@@ -181,9 +179,9 @@ class Admission:
         """
         if self.reserve_nowait(share):
             return
-        if self._end_error is not None or not (patient or self._has_room(share)):
+        if self._end_error is not None or not self._has_room(share):
             raise self._refusal(share, graph)
-        waiter = self._stand_in_line(share, priority, is_patient=patient)
+        waiter = self._stand_in_line(share, priority)
         try:
             has_place = await waiter
         except asyncio.CancelledError:
@@ -193,7 +191,9 @@ class Admission:
             raise self._refusal(share, graph)
 
     def stand_aside(self, share: "Share | None", priority: int) -> "asyncio.Future[bool]":
-        """Let an item of a stream wait whose key is full, without counting the item in `max_queue`.
+        """Let an item of a stream wait for a place, although the queue may be full.
+
+        A stream is one producer with its own window, not a crowd of callers, so its items are never refused.
 
         Returns:
             A future, resolved with True when the item has a place, with False when the deployment ends.
@@ -202,7 +202,7 @@ class Admission:
             waiter: asyncio.Future[bool] = self._loop.create_future()
             waiter.set_result(True)
             return waiter
-        return self._stand_in_line(share, priority, is_patient=True, is_aside=True)
+        return self._stand_in_line(share, priority, is_aside=True)
 
     def leave_line(self, share: "Share | None", waiter: "asyncio.Future[bool]", priority: int) -> None:
         """Take a call out of the queue, or give back the place that it has just got."""
@@ -226,9 +226,7 @@ class Admission:
             self._retry_after_seconds(),
         )
 
-    def _stand_in_line(
-        self, share: "Share | None", priority: int, *, is_patient: bool, is_aside: bool = False
-    ) -> "asyncio.Future[bool]":
+    def _stand_in_line(self, share: "Share | None", priority: int, *, is_aside: bool = False) -> "asyncio.Future[bool]":
         waiter: asyncio.Future[bool] = self._loop.create_future()
         self._waiting.push(waiter, priority)
         return waiter
@@ -465,9 +463,7 @@ class FairAdmission(Admission):
         self._active_weight = 0.0  # the sum of the weights of the keys with calls
         self._longest_queue = sys.maxsize if max_queue is None else max_queue
         self._queued = 0
-        # Waiting items of streams, which are never refused; True for items that stand aside. And how many stand aside.
-        self._patient: dict[asyncio.Future[bool], bool] = {}
-        self._aside = 0
+        self._aside: set[asyncio.Future[bool]] = set()  # waiting items of streams, which `max_queue` does not count
         # The keys whose calls wait only for a place, each with a lower bound of its level. Between two changes of a
         # key, its level can only grow, and only with calls in flight. So the lowest level is found by looking at the
         # first entry again. A key that has changed gets a new entry, and its `turn` says which entry is valid. A scan
@@ -520,19 +516,13 @@ class FairAdmission(Admission):
         share.admitted += 1
         return True
 
-    def is_full(self, share: Share) -> bool:
-        """Whether a key has as many places as it may have."""
-        return share.in_flight >= self._max_in_flight_per_key
-
     def _has_room(self, share: Share | None) -> bool:
         """Whether a further call of a key may wait; a call of another key may have to make room."""
         assert share is not None
-        has_room = self._queued - self._aside < self._longest_queue and share.waiting.count < self._max_queue_per_key
-        return has_room or self._has_made_room(share)
+        is_full = self._queued - len(self._aside) >= self._longest_queue
+        return not (is_full or share.waiting.count >= self._max_queue_per_key) or self._has_made_room(share)
 
-    def _stand_in_line(
-        self, share: Share | None, priority: int, *, is_patient: bool, is_aside: bool = False
-    ) -> "asyncio.Future[bool]":
+    def _stand_in_line(self, share: Share | None, priority: int, *, is_aside: bool = False) -> "asyncio.Future[bool]":
         assert share is not None
         waiter: asyncio.Future[bool] = self._loop.create_future()
         share.waiting.push(waiter, priority)
@@ -542,9 +532,8 @@ class FairAdmission(Admission):
             self._changed(share, now)
         if now < self._look_again_at:
             heappush(self._furthest, self._last_turn(share, now))
-        if is_patient:
-            self._patient[waiter] = is_aside
-            self._aside += is_aside
+        if is_aside:
+            self._aside.add(waiter)
         return waiter
 
     def _withdraw(self, share: Share | None, waiter: "asyncio.Future[bool]", priority: int) -> None:
@@ -560,8 +549,7 @@ class FairAdmission(Admission):
 
     def _left_line(self, waiter: "asyncio.Future[bool]") -> None:
         self._queued -= 1
-        if self._patient:
-            self._aside -= self._patient.pop(waiter, False)
+        self._aside.discard(waiter)
 
     def end(self, make_error: Callable[[], PenstockError]) -> None:
         """Refuse all waiting calls, and later calls that would have to wait, each with a new error."""
@@ -569,8 +557,8 @@ class FairAdmission(Admission):
         for share in [share for share in self._shares.values() if share.waiting.count]:
             _refuse_all(share.waiting)
             self._changed(share, self._time())
-        self._queued = self._aside = 0
-        self._patient.clear()
+        self._queued = 0
+        self._aside.clear()
 
     def release(self, share: Share | None = None) -> None:
         """Give the place of a call back; a call of the key with the lowest level gets it."""
@@ -724,9 +712,9 @@ class FairAdmission(Admission):
         return -share.level(now) - calls * self._look_expected, -calls, id(share) if not more else 0, share
 
     def _newest(self, share: Share) -> tuple[int, "asyncio.Future[bool]"] | None:
-        """Return the newest waiting call of the lowest priority; None if all waiting calls are patient."""
+        """Return the newest waiting call of the lowest priority; None if only items of streams wait."""
         for priority, waiter in share.waiting.last_first():
-            if not waiter.done() and waiter not in self._patient:
+            if not waiter.done() and waiter not in self._aside:
                 return priority, waiter
         return None
 

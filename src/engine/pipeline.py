@@ -28,7 +28,7 @@ from ..actors.tasks import Condition, start_task, uninterrupted
 from ..actors.worker import WorkerGroup
 from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
-from .admission import Admission, FairAdmission, Share, forget
+from .admission import Admission, Share, forget
 from .call import KeyedCall, KeyLine, RunningCall, Waiting
 from .call_stream import OpenStream, OwnStream, T_co, length_of
 from .control import Outcome as ItemOutcome
@@ -90,16 +90,14 @@ class Pipeline(OpenStream):
         self._graph_name = ""
         self._owns_scope = owns_scope
         self._admission = admission
-        self._fair = admission if isinstance(admission, FairAdmission) else None
         self._context = copy_context() if context is None else context
         self._parent = enclosing_frame()
         self._caller = calling_actor()
         # The items that have workers of their own and a place; in a deployment with `key=`, with the accounts of their
         # keys.
         self._items: dict[Frame, Share | None] = {}
-        # The items that have stepped aside, in order, and the future that the first of them waits for. In a deployment
-        # with `key=`, there is an entry for each account. Otherwise, the entry None has items whose key of the stream
-        # became free.
+        # The items that wait for a place, in order, and the future that the first of them waits for. In a deployment
+        # with `key=`, there is an entry for each account; otherwise, the only entry is None.
         self._lines: dict[Share | None, tuple[asyncio.Future[bool], deque[Waiting]]] = {}
         self.tags: dict[int, Any] = {}
         self.keys: dict[Hashable, KeyLine] = {}
@@ -394,7 +392,7 @@ class Pipeline(OpenStream):
                 self._tagged(call.tag)
                 never_wired = Wired(Program(call.graph._planned(), self._scope.scheduler), (), ())
                 if self._group is None:
-                    frame: Frame = self._waiting_item(call, never_wired, self.window.submitted)[0]
+                    frame: Frame = self._new_item(call, never_wired, self.window.submitted)
                 else:
                     frame = self.window.new_frame(never_wired, call.arguments, self._group, self._parent)
                 self._leave(frame, self._not_finished)
@@ -414,36 +412,6 @@ class Pipeline(OpenStream):
         wired = self._wired.get(graph)
         if wired is None:
             wired = self._wired[graph] = await self._prepare(call)
-        share: Share | None = None
-        line: KeyLine | None = None
-        if self._options.order_by is not None:
-            found = _asked(self._line_of, call, self._options.order_by)
-            if isinstance(found, Exception):
-                add_note(found, f"while order_by= of a stream was asked for the key of a call of graph {graph.name!r}")
-                self._waiting_item(call, wired, index)[0].fail(found)
-                return
-            line = found
-            if line is not None and line.has_begun:
-                line.waiting.append((perf_counter(), self._waiting_item(call, wired, index)))
-                return
-        if self._admission is not None:
-            account = _asked(self._admission.share_of, graph, call.arguments)
-            if isinstance(account, Exception):
-                self._waiting_item(call, wired, index, line)[0].fail(account)
-                return
-            share = account
-            # An item steps aside only if its own key has no place, or if earlier items of that key have stepped aside.
-            # While no place is free at all, the source waits. So the stream stands in line once, however large its
-            # window is, and other callers wait no longer.
-            if share in self._lines or (self._fair is not None and share is not None and self._fair.is_full(share)):
-                self._step_aside(self._admission, share, self._waiting_item(call, wired, index, line))
-                return
-            try:
-                await self._admission.reserve(self._options.priority, graph.name, share, patient=True)
-            except asyncio.CancelledError:
-                if self._not_finished is not None:
-                    self._leave(self._waiting_item(call, wired, index, line)[0], self._not_finished)
-                raise
         if self._group is not None:
             frame = self.window.new_frame(wired, call.arguments, self._group, self._parent)
             frame.priority = self._options.priority
@@ -451,7 +419,16 @@ class Pipeline(OpenStream):
                 frame.deadline = self._deadline
             await enter(frame, self._group.start(frame, wired.entries), self.window)
             return
-        self._launch((self._new_item(call, index, line), call, wired), share)
+        item = self._new_item(call, wired, index)
+        line = None if self._options.order_by is None else _asked(self._line_of, call, self._options.order_by)
+        if isinstance(line, Exception):
+            add_note(line, f"while order_by= of a stream was asked for the key of a call of graph {graph.name!r}")
+            item.fail(line)
+        elif line is not None and line.has_begun:
+            line.waiting.append((perf_counter(), (item, call, wired)))
+        else:
+            self._has_turn(item, line)
+            self._admit((item, call, wired))
 
     def _line_of(self, call: Call[Any], order_by: Callable[[Any], Hashable]) -> KeyLine | None:
         """Return the line of the key of a call; None if it has no key.
@@ -468,10 +445,28 @@ class Pipeline(OpenStream):
             line = self.keys[key] = KeyLine(key)
         return line
 
-    def _launch(self, waiting: "Waiting", share: Share | None) -> None:
+    def _admit(self, waiting: Waiting) -> None:
+        """Begin an item whose key is free, now or as soon as the item has a place."""
+        item, call, _ = waiting
+        share: Share | None = None
+        if self._admission is not None:
+            found = _asked(self._admission.share_of, call.graph, call.arguments)
+            if isinstance(found, Exception):
+                item.fail(found)
+                return
+            share = found
+            item.key = None if share is None else share.key
+            if share in self._lines:
+                self._lines[share][1].append(waiting)
+                return
+            if not self._admission.reserve_nowait(share):
+                self._stand_in_line(self._admission, share, deque((waiting,)))
+                return
+        self._launch(waiting, share)
+
+    def _launch(self, waiting: Waiting, share: Share | None) -> None:
         """Begin an item that has a place, and whose key is free."""
         item, call, wired = waiting
-        item.key = None if share is None else share.key
         self._items[item] = share
         item.launch(wired, call.arguments, item.item)
 
@@ -489,29 +484,12 @@ class Pipeline(OpenStream):
             forget(self.keys, line.key, line)
             return
         since, waiting = line.waiting.popleft()
-        item, call, _ = waiting
+        item = waiting[0]
         self._has_turn(item, line)
         spans.key_free(item.run_span, perf_counter() - since)
-        if self._admission is None:
-            self._launch(waiting, None)
-            return
-        share = _asked(self._admission.share_of, call.graph, call.arguments)
-        if isinstance(share, Exception):
-            item.fail(share)
-        elif share not in self._lines and self._admission.reserve_nowait(share):
-            self._launch(waiting, share)
-        else:
-            self._step_aside(self._admission, share, waiting)
+        self._admit(waiting)
 
-    def _step_aside(self, admission: Admission, share: Share | None, waiting: "Waiting") -> None:
-        """Have an item wait for a place, behind the items of the stream that wait for the same account."""
-        waiting[0].key = None if share is None else share.key
-        if share in self._lines:
-            self._lines[share][1].append(waiting)
-        else:
-            self._stand_in_line(admission, share, deque((waiting,)))
-
-    def _stand_in_line(self, admission: Admission, share: Share | None, line: "deque[Waiting]") -> None:
+    def _stand_in_line(self, admission: Admission, share: Share | None, line: deque[Waiting]) -> None:
         """Have the first of these items wait for a place, without a task.
 
         Only the first item waits at the admission, so that other callers of the key do not wait for a whole window.
@@ -536,19 +514,14 @@ class Pipeline(OpenStream):
             item.line, item.on_key_free = line, self._key_free
             line.has_begun = True
 
-    def _waiting_item(self, call: Call[Any], wired: Wired, index: int, line: KeyLine | None = None) -> "Waiting":
-        item = self._new_item(call, index, line)
-        item.wait(wired, index)
-        return item, call, wired
-
-    def _new_item(self, call: Call[Any], index: int, line: KeyLine | None) -> RunningCall:
+    def _new_item(self, call: Call[Any], wired: Wired, index: int) -> RunningCall:
         """Return an item with workers of its own, which counts in the window from now on."""
         item = (RunningCall if self._options.order_by is None else KeyedCall)(
             self.loop, call.graph.name, self._options, call._trace_headers, context=self._context, item=index,
             stream=self._span,
         )  # fmt: skip
-        item.listener, item.item = self.window, index
-        self._has_turn(item, line)
+        item.listener = self.window
+        item.wait(wired, index)
         item.parent, item.caller = self._parent, self._caller
         item.ends_at = item.deadline = self._deadline
         item.join(self._scope)

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 import penstock as ps
 from penstock import Overloaded, engine
-from penstock.engine.admission import Admission, FairAdmission, FairShares
+from penstock.engine.admission import Admission, FairAdmission, FairShares, Share
 from penstock.testing import run_virtual, wait_quiescent
 from tests.kit import virtual
 from tests.loops import LOOPS, by_loop
@@ -43,6 +43,19 @@ class Caller:
     patient: bool
     state: str = "new"  # then waiting, admitted, holding, refused or gone
     cancelled: bool = False
+
+
+async def enters(admission: Admission, caller: "Caller | FairCaller", share: Share | None = None) -> None:
+    """Wait for a place, as a caller, or as an item of a stream."""
+    if not caller.patient:
+        await admission.reserve(caller.priority, "search", share)
+        return
+    waiter = admission.stand_aside(share, caller.priority)
+    try:
+        assert await waiter
+    except asyncio.CancelledError:
+        admission.leave_line(share, waiter, caller.priority)
+        raise
 
 
 class AdmissionMachine(RuleBasedStateMachine):
@@ -92,7 +105,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.line.append(caller)
         retry_after_seconds = self.expected_seconds(len(self.line) + 1)
         try:
-            await self.admission.reserve(caller.priority, "search", patient=caller.patient)
+            await enters(self.admission, caller)
         except Overloaded as refusal:
             assert caller.state == "refused"
             self.check_refusal(refusal, retry_after_seconds)
@@ -412,6 +425,11 @@ class FairAdmissionMachine(RuleBasedStateMachine):
     def queued(self) -> int:
         return sum(len(key.waiting) for key in self.keys.values())
 
+    @property
+    def is_full(self) -> bool:
+        waiting = [one for key in self.keys.values() for one in key.waiting if not one.patient]
+        return self.max_queue is not None and len(waiting) >= self.max_queue
+
     def mean(self) -> float:
         rate = self.admission.statistics().calls_per_second
         return self.max_in_flight / rate if rate else 0.0
@@ -501,7 +519,7 @@ class FairAdmissionMachine(RuleBasedStateMachine):
                 assert not refused
             elif len(key.waiting) >= self.longest:
                 assert refused == [caller]
-            elif self.max_queue is not None and self.queued >= self.max_queue:
+            elif self.is_full:
                 self.check_who_makes_room(caller, refused)
             for one in refused:
                 self.keys[one.key].refused += 1
@@ -536,7 +554,7 @@ class FairAdmissionMachine(RuleBasedStateMachine):
     async def call(self, caller: FairCaller) -> None:
         try:
             share = self.admission.share_of(held, (caller.key,))
-            await self.admission.reserve(caller.priority, "search", share, patient=caller.patient)
+            await enters(self.admission, caller, share)
         except Overloaded:
             caller.state = "refused"
         except asyncio.CancelledError:
@@ -1028,7 +1046,8 @@ def test_calls_that_wait_for_a_place_get_the_end_at_once() -> None:
             unwound.set()
             await ending
             seen = service.statistics()
-            assert (seen.failed, seen.cancelled, seen.admission.queued, seen.admission.in_flight) == (2, 1, 0, 0)
+            # The items of the streams are cancelled with their streams.
+            assert (seen.failed, seen.cancelled, seen.admission.queued, seen.admission.in_flight) == (2, 3, 0, 0)
 
     run_virtual(main)
     run_virtual(lambda: main(key=lambda tenant: tenant))

@@ -114,14 +114,13 @@ async def test_two_places_of_a_key_that_are_free_at_once_are_taken_at_once() -> 
         assert loop.time() - began == 3  # in virtual seconds: two at a time
 
 
-async def test_while_no_place_is_free_the_source_waits_for_one() -> None:
+async def test_a_stream_stands_in_line_once_for_each_key() -> None:
     seen = Seen()
     async with seen.deployed(places=2) as service:
-        calls = seen.calls(*"abcdefgh", seconds=60)
-        async with service.stream(calls, max_in_flight=1024):
+        calls = seen.calls(*"aabbccccdddd", seconds=60)
+        async with service.stream(calls, max_in_flight=11):
             await wait_quiescent()
-            assert seen.asked == 3
-            assert service.statistics().admission.queued == 1
+            assert (seen.began, seen.asked, service.statistics().admission.queued) == (["a", "b"], 11, 4)
         await wait_quiescent()
         assert idle(service)
 
