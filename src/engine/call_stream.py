@@ -31,6 +31,8 @@ class Stream(ABC, Generic[T_co, Tag_co]):
     the object is garbage collected.
     """
 
+    _reader: asyncio.Task[Any] | None = None  # the task that has read last, in a stream that is saved
+
     def __aiter__(self) -> Self:
         return self
 
@@ -105,7 +107,7 @@ class Stream(ABC, Generic[T_co, Tag_co]):
             CheckpointError: the snapshot could not be written.
             EngineClosedError: the stream ended before.
         """
-        await self._checkpoint(is_reader=True)
+        await self._checkpoint(is_reader=self._reader in (None, asyncio.current_task()))
 
     async def _checkpoint(self, *, is_reader: bool, unread: Sequence[Any] = ()) -> None:
         """Make a snapshot now.

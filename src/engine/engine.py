@@ -273,8 +273,7 @@ class Engine:
                 runtime.check_loop()
                 return StreamingCall(OwnScope(runtime, merged, asked, saving), call, merged, buffer)
 
-            is_saved = saving is not None
-            return stream_of(call, start, events, capacity, shows_progress=shows_progress, is_saved=is_saved)
+            return stream_of(call, start, events, capacity, shows_progress=shows_progress)
         if checkpoint is not None:
             raise OptionsError(
                 "checkpoint= is for one call of a graph that returns a stream; make the source a stream of that graph, "

@@ -366,13 +366,31 @@ class ValuesStream(OwnStream[StreamingCall, T_co]):
 
     _buffer: StreamBuffer[Any] | None = None
 
+    async def __aenter__(self) -> Self:
+        """Start the call. A call that is saved goes on from its newest snapshot now, so that `position` says where.
+
+        Raises:
+            CheckpointError: the folder cannot be used, or its snapshots are of another run.
+            Exception: the error of a saved call before its stream was open.
+        """
+        if self._start().saving is not None:
+            try:
+                await self._open()
+            finally:
+                if self._buffer is None:  # such as after a cancel: where `__aenter__` fails, `__aexit__` is not called
+                    await self.aclose()
+            self._reader = None  # perhaps another task reads
+        return self
+
     async def __anext__(self) -> T_co:
-        """Return the next value.
+        """Return the next value. In a saved stream, asking for the value behind a barrier completes the snapshot.
 
         Raises:
             Exception: the error of the call; the stream is closed then.
         """
         buffer = self._buffer or await self._open()
+        if isinstance(buffer, BarrierBuffer):
+            await self._look_at_barrier(buffer)
         if (
             not buffer.held
             and not buffer.ended
@@ -424,6 +442,8 @@ class ValuesStream(OwnStream[StreamingCall, T_co]):
         if self._closed and self._work is not None:
             raise StopAsyncIteration
         call = self._start()
+        if call.saving is not None:  # of other streams, the object would be kept by the task that has dropped it
+            self._reader = asyncio.current_task()
         try:
             with call.reader_wait:
                 self._buffer = (await call.opened()).buffer
@@ -445,60 +465,22 @@ class ValuesStream(OwnStream[StreamingCall, T_co]):
             await call.ended()
         raise StopAsyncIteration
 
-
-class SavedStream(ValuesStream[T_co]):
-    """The values of one call that is saved."""
-
-    _reader: "asyncio.Task[Any] | None" = None
-
-    async def __aenter__(self) -> Self:
-        """Start the call, and wait until it goes on from its newest snapshot, so that `position` says where.
-
-        Raises:
-            CheckpointError: the folder cannot be used, or its snapshots are of another run.
-            Exception: the error of the call before its stream was open.
-        """
-        await super().__aenter__()
-        try:
-            self._buffer = self._buffer or await self._open()
-        finally:
-            if self._buffer is None:  # such as after a cancel: where `__aenter__` fails, `__aexit__` is not called
-                await self.aclose()
-        return self
-
-    async def __anext__(self) -> T_co:
-        """Return the next value. Asking for the value behind a barrier completes the snapshot.
-
-        Raises:
-            Exception: the error of the call; the stream is closed then.
-        """
-        self._reader = asyncio.current_task()
-        buffer = self._buffer or await self._open()
-        await self._look_at_barrier(buffer)
-        return await super().__anext__()
-
-    async def _look_at_barrier(self, buffer: StreamBuffer[Any]) -> None:
+    async def _look_at_barrier(self, buffer: BarrierBuffer[Any]) -> None:
         """Pass the barriers that the reader has reached; or the next barrier, if a snapshot is due before it."""
-        saving = self._start().saving
-        if not isinstance(buffer, BarrierBuffer) or saving is None or self._closed:
+        self._reader, saving = asyncio.current_task(), self._start().saving
+        if self._closed:
             return
-        if buffer.held and buffer.barrier is not None and saving.is_late(buffer.position):
+        if buffer.held and buffer.barrier is not None and saving is not None and saving.is_late(buffer.position):
             await buffer.pass_barrier()
         while not buffer.held and buffer.barrier is not None:
             await buffer.pass_barrier()
 
-    async def checkpoint(self) -> None:
-        """Make a snapshot now, and wait until it is written.
-
-        Raises:
-            CheckpointError: the snapshot could not be written.
-        """
-        await self._checkpoint(is_reader=self._reader in (None, asyncio.current_task()))
-
     async def _checkpoint(self, *, is_reader: bool, unread: Sequence[Any] = ()) -> None:
         call = self._start()
         saving = call.saving
-        assert saving is not None
+        if saving is None:
+            await super()._checkpoint(is_reader=is_reader, unread=unread)  # refuses
+            return
         if self._closed or call.is_over:
             saved = "its end is saved" if saving.is_done else "its last snapshot is the one before that"
             raise EngineClosedError(f"this stream has ended, so checkpoint() has nothing to save; {saved}")
@@ -532,15 +514,18 @@ class EventStream(ValuesStream[Event[E]], Generic[E, R]):
         return self._gives_stream is not None
 
     async def __anext__(self) -> Event[E]:
-        """Return the next event, or the next value.
+        """Return the next event, or the next value. In a saved stream, reading past a barrier completes its snapshot.
 
         Raises:
             Exception: the error of the call; the stream is closed then.
         """
-        events = self._events
-        if events.held and events.values is None and not self._closed:
+        events, call = self._events, self._work or self._start()
+        if call.saving is not None:
+            buffer, self._reader = self._buffer or await self._open(), asyncio.current_task()
+            if buffer.held and isinstance(buffer, BarrierBuffer):
+                await self._look_at_barrier(buffer)
+        elif events.held and events.values is None and not self._closed:
             return events.take()
-        call = self._work or self._start()
         while not (self._closed or events.abandoned):
             held, values = events.held, events.values
             if held and (values is None or not values.held or held[0]._after <= values.position):
@@ -627,22 +612,6 @@ class EventStream(ValuesStream[Event[E]], Generic[E, R]):
         values = self._events.values
         return self._events.position + (0 if values is None else values.position)
 
-
-class SavedEvents(EventStream[E, R], SavedStream[Event[E]]):
-    """The events and values of one call that is saved."""
-
-    async def __anext__(self) -> Event[E]:
-        """Return the next event, or the next value. Reading past a barrier completes its snapshot.
-
-        Raises:
-            Exception: the error of the call; the stream is closed then.
-        """
-        self._reader = asyncio.current_task()
-        self._buffer = self._buffer or await self._open()
-        if self._events.values is not None and self._events.values.held:
-            await self._look_at_barrier(self._buffer)
-        return await super().__anext__()
-
     async def _open(self) -> StreamBuffer[Any]:
         with self._events.unbounded():  # steps before the stream may emit, too, and nothing is read meanwhile
             return await super()._open()
@@ -659,7 +628,6 @@ def stream_of(
     capacity: int | None,
     *,
     shows_progress: bool,
-    is_saved: bool = False,
 ) -> Stream[Any]:
     """Return the stream of one call, with or without events.
 
@@ -669,7 +637,6 @@ def stream_of(
         events: the class of the events that are read; None for none.
         capacity: the most events that wait for the reader; None for the default.
         shows_progress: whether a bar shows the progress.
-        is_saved: whether the call is saved.
     """
     buffer = None if events is None else EventBuffer(events, DEFAULT_CAPACITY if capacity is None else capacity)
 
@@ -680,9 +647,9 @@ def stream_of(
         return begun
 
     if buffer is None:
-        return SavedStream[Any](begin) if is_saved else ValuesStream[Any](begin)
+        return ValuesStream[Any](begin)
     name = call.graph.name if call.graph._present_trace().gives_stream else None
-    return (SavedEvents[Any, Any] if is_saved else EventStream[Any, Any])(begin, buffer, name)
+    return EventStream[Any, Any](begin, buffer, name)
 
 
 def check_events(events: object, capacity: object, *, is_one_call: bool) -> None:
