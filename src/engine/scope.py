@@ -355,14 +355,12 @@ class Scope:
                 f"ps.call({node.name}, ...): a call with checkpoint= has the states of the steps of its graph alone; "
                 "call this stateful node in the graph"
             )
-        wiring, program = self.wiring._body_wiring(), self.engine.program(plan, "parallel")
-        wired = wiring.wired(plan)
-        if wired is None or not self.engine.resources.hold_nowait(program, self):
+        program = self.engine.program(plan, "parallel")
+        if self.wiring.wired(plan) is None or not self.engine.resources.hold_nowait(program, self):
             async with self._preparing:
                 await self.engine.resources.hold(program, self)
                 await self.instances.open(plan)
-                wired = wiring.wire(program)
-        return wired
+        return self.wiring.wire(program, is_body=True)
 
     def group(self, context: Context, *, ends_at: float | None = None) -> WorkerGroup:
         """Return a new group of workers, which leaves `groups` when it is closed and its workers have ended."""

@@ -90,9 +90,9 @@ class Wiring(Scope):
         self.instances = instances
         self._max_workers = max_workers
         self._wired: dict[Plan, Wired] = {}
+        self._bodies: dict[Plan, Wired] = {}  # also graphs that handlers call
         # the stages that run as one, by the stream of the last stage
         self._stages: dict[tuple[Plan, int], list[Stage]] = {}
-        self._bodies: Wiring | None = None
         self._room = room
         self.admitted: Callable[[], tuple[int, int]] | None = None
         self.progress: Callable[[], tuple[int, int | None, int]] | None = None
@@ -114,12 +114,23 @@ class Wiring(Scope):
         self._was_idle = False
         self._discards = False  # whether a graph is being wired that has nodes with `discard=`
 
-    def wire(self, program: Program) -> Wired:
-        """Return the actors of a program; the first call in a scope makes them."""
-        if program.plan not in self._wired:
-            around, self._discards = self._discards, self._discards or _any_discards(program.plan)
-            actors = tuple(self._actor(program, unit) for unit in program.units)
-            self._discards = around
+    def wire(self, program: Program, *, is_body: bool = False) -> Wired:
+        """Return the actors of a program; the first call in a scope makes them.
+
+        Args:
+            program: the program.
+            is_body: whether it is a body of control flow, or a graph that a handler calls. A body runs inside its step,
+                whose places bound it, so the inboxes of the body have no bound.
+        """
+        wired = self._bodies if is_body else self._wired
+        if program.plan not in wired:
+            around = self._max_workers, self._discards
+            self._max_workers = None if is_body else self._max_workers
+            self._discards = self._discards or _any_discards(program.plan)
+            try:
+                actors = tuple(self._actor(program, unit) for unit in program.units)
+            finally:
+                self._max_workers, self._discards = around
             for unit, actor in zip(program.units, actors, strict=True):
                 actor.consumers = tuple(actors[index] for index in unit.consumers)
                 if len(actor.consumers) == 1 and not actor.reads and program.countdown[unit.consumers[0]] == 1:
@@ -132,8 +143,8 @@ class Wiring(Scope):
             _compose_lines(actors)
             if self._measured[0]:
                 _measure(actors, self._measured)
-            self._wired[program.plan] = Wired(program, actors, entries)
-        return self._wired[program.plan]
+            wired[program.plan] = Wired(program, actors, entries)
+        return wired[program.plan]
 
     async def returned(self) -> None:
         """End the computations for caches. Wait for all threads that still run for an item that has ended."""
@@ -147,7 +158,7 @@ class Wiring(Scope):
 
     def wired(self, plan: Plan) -> Wired | None:
         """Return the actors of a plan, or of the plan of a body; None if the plan is not part of the scope."""
-        return self._wired.get(plan) or (None if self._bodies is None else self._bodies.wired(plan))
+        return self._wired.get(plan) or self._bodies.get(plan)
 
     def actors(self) -> list[NodeActor]:
         """Return every actor of the scope that stands for a node; actors in bodies of control flow come last."""
@@ -197,7 +208,7 @@ class Wiring(Scope):
 
     def drawings(self) -> dict[str, tuple[str, object]]:
         """Return the name and the drawing of each graph, by its digest, for a look of `penstock top`."""
-        plans = {plan._drawn[0]: plan for plan in list(self._wired)}
+        plans = {plan._drawn[0]: plan for plan in [one.program.plan for one in self._all_wired()]}
         used = {site.drawing for site in self.sites()}
         return {digest: (plan.name, plan._drawn[1]) for digest, plan in plans.items() if digest in used}
 
@@ -220,8 +231,7 @@ class Wiring(Scope):
         return node_levels(self._all_wired())
 
     def _all_wired(self) -> list[Wired]:
-        own = list(self._wired.values())
-        return own if self._bodies is None else [*own, *self._bodies._wired.values()]
+        return [*self._wired.values(), *self._bodies.values()]
 
     def measure(self, *, on: bool, depths: bool = True) -> None:
         """Turn the timing of handlers on or off. Timing stays on until it was turned off as often as on.
@@ -236,10 +246,8 @@ class Wiring(Scope):
         self._looked_at = perf_counter()
         self._ended.clear()
         if [*map(bool, were)] != [*map(bool, self._measured)]:
-            for wired in self._wired.values():
+            for wired in self._all_wired():
                 _measure(wired.actors, self._measured)
-        if self._bodies is not None:
-            self._bodies.measure(on=on, depths=depths)
 
     def look(self, now: float) -> None:
         """Note how many items the nodes hold now, if the wiring is measured; on the loop, for a look."""
@@ -318,7 +326,7 @@ class Wiring(Scope):
         return found
 
     def _wired_body(self, body: Plan) -> Wired:
-        return self._body_wiring().wire(body._program("parallel"))
+        return self.wire(body._program("parallel"), is_body=True)
 
     def _node_actor(
         self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any], place: "StepCheckpoint | None"
@@ -395,19 +403,6 @@ class Wiring(Scope):
         if policy.max_bytes is None or capacity is None or unit is None:
             return Channel(capacity)
         return Channel(capacity, max_bytes=policy.max_bytes, size_of=_size_of(unit))
-
-    def _body_wiring(self) -> "Wiring":
-        # Bodies run inside their step, and its places bound them. They share limits and instances with the scope.
-        if self._max_workers is None:
-            return self
-        if self._bodies is None:
-            self._bodies = Wiring(
-                self._pools, self.instances, None, device_strategy=self._device_strategy, threads=self._threads,
-                counts_handlers=self._counts_handlers,
-            )  # fmt: skip
-            self._bodies._measured, self._bodies.opened = self._measured, self.opened
-        self._bodies._discards = self._discards
-        return self._bodies
 
 
 def _begin_to_read(program: Program, unit: Unit, step: PlannedStep, actor: NodeActor) -> None:
