@@ -1,7 +1,7 @@
 """Streams of one call: `StreamingCall`, and the objects of its reader: `ValuesStream`, or `EventStream` with events."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Generic, Self, TypeVar, cast
@@ -12,7 +12,7 @@ from ..actors.frame import AnyDeployment, Frame, Listener
 from ..actors.generators import GeneratorTask
 from ..actors.node_actor import NodeActor
 from ..actors.stream_buffer import DEFAULT_CAPACITY, BarrierBuffer, Reader, StreamBuffer
-from ..actors.tasks import start_task, uninterrupted, until
+from ..actors.tasks import start_task, until
 from .call import RunningCall
 from .call_scopes import CallScope
 from .call_stream import OpenStream, OwnStream, Stream, T_co, length_of
@@ -52,11 +52,12 @@ class StreamingCall(OpenStream, Listener):
         interruption: the error of a call that has ended because a node asked a question.
     """
 
-    # States. Waiting: `_scope` is None, and the task of `_run` waits for the admission. `abort` cancels that task; one
-    # that has not had its first step finds `_error` there instead. Running: `_scope` is set, and the frame has the
-    # outcome; `abort` ends the frame. Settled: the last handler has unwound, and a task leaves the scope and ends the
-    # progress bar, if any. Over: `_over` is set, and nothing of the call is left. `_opened` is set with the
-    # reader, or once there can be none: at the outcome of the frame, or at the end of a call that never ran.
+    # States. One task takes the call through its life. Waiting: `_scope` is None, and the task waits for the admission.
+    # `abort` cancels the task; a task that has not had its first step finds `_error` there instead. Running: `_scope`
+    # is set, and the frame has the outcome; `abort` ends the frame. If a deployment has a free place, the call runs
+    # from the start. Settled: the last handler has unwound, and the task leaves the scope and ends the progress bar, if
+    # any. Over: `_over` is set, and nothing of the call is left. `_opened` is set with the reader, or once there can be
+    # none: at the outcome of the frame, or at the end of a call that never ran.
     #
     # Ownership: all of it is of the event loop. A dropped stream may be collected in any thread; it schedules `abort`.
 
@@ -92,18 +93,17 @@ class StreamingCall(OpenStream, Listener):
         self._was_left = False
         self._begun = False
         self._opened = asyncio.Event()  # there is a reader, or there will never be a reader
-        # for a call with a task from the beginning, which waits for this event
-        self._settled: asyncio.Event | None = None
+        self._settled = asyncio.Event()
         self._over = asyncio.Event()
         # The loop knows its tasks only weakly: without this, the task of a dropped stream would be collected, not
         # ended.
         where.runtime.stream_opened(self)
-        self._task: asyncio.Task[None] | None = None  # for a call that has to wait before its beginning, or at its end
         begins = None if self._kept is not None else where.admit_nowait(call)
-        if begins is None:
-            self._start_task(self._run())
-        else:
+        if begins is not None:
             self._launch(*begins)
+        self._task = start_task(self.loop, self._run(), context=frame.context.copy(), name="penstock-stream")
+        # A task that is cancelled before its first step, for instance when the loop is shut down, never sets `_over`.
+        self._task.add_done_callback(lambda _: self._over.set())
 
     @property
     def listener(self) -> Listener:
@@ -235,7 +235,7 @@ class StreamingCall(OpenStream, Listener):
         if self._error is None:
             self._error = error if error is not None else EngineClosedError("this stream was closed")
         if self._scope is None:
-            if self._begun and self._task is not None:  # before its first step, a cancelled task would never run
+            if self._begun:  # before its first step, a cancelled task would never run
                 self._task.cancel()
         elif error is None:
             self._frame.cancel()
@@ -271,53 +271,26 @@ class StreamingCall(OpenStream, Listener):
         """Report the outcome, and give the place back: the last handler of the call has ended."""
         self._frame.report()
         self._where.settled(frame)
-        if self._settled is not None:
-            self._settled.set()
-        elif self.progress is None:
-            self._finish()
-        else:
-            self._start_task(self._end())
-
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        self._task = start_task(self.loop, work, context=self._frame.context.copy(), name="penstock-stream")
-        # A task that is cancelled before its first step, for instance when the loop is shut down, never calls
-        # `_finish`.
-        self._task.add_done_callback(lambda _: self._over.set())
+        self._settled.set()
 
     async def _run(self) -> None:
-        """Wait for the admission of the call and for its end, and leave the scope."""
+        """Take the call through its life, and keep the error of a part of it, which the reader raises."""
         self._begun = True
-        await self._noting(self._admitted())
-        await self._end()
-
-    async def _admitted(self) -> None:
-        """Begin the call once it is admitted, and wait for its last handler."""
-        if self._error is not None:
-            self._where.withdrawn()
-            return
-        self._settled = asyncio.Event()
-        if self._kept is not None:
-            await self._kept.begin()
-            self._kept.belong(self._frame.context)
-        if self._kept is None or not self._kept.is_finished:
-            self._launch(*await self._where.admit(self._call, self._options.priority, self._frame.ends_at))
-            await until(self._settled.is_set, self._settled.wait)
-
-    async def _end(self) -> None:
-        await self._noting(uninterrupted(self._ended()))  # fails if a stateful node could not be left
-        self._finish()
-
-    async def _noting(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await a part of the life of the call, and keep its error, which the reader raises."""
         try:
-            await work
+            try:
+                if self._scope is None and self._error is not None:  # closed before the first step of this task
+                    self._where.withdrawn()
+                else:
+                    async with self._kept or nullcontext():
+                        await self._live()
+            finally:
+                await self.progress_ended()
         except BaseException as error:  # noqa: BLE001 - the reader raises it
             # by `abort`, or from outside, for instance when the loop shuts down
             if isinstance(error, asyncio.CancelledError):
                 error = with_cause(NodeCancelledError("the task of this stream was cancelled"), error)
-            self._error = self._error or error
-
-    def _finish(self) -> None:
+            if error is not self._frame.error:
+                self._error = self._error or error
         self.uptime.stop()
         if self._scope is None:
             was_kept = self._kept is not None and self._kept.is_finished
@@ -328,22 +301,23 @@ class StreamingCall(OpenStream, Listener):
         self._where.runtime.stream_closed(self)
         self._over.set()
 
-    async def _ended(self) -> None:
-        """Leave the scope, and show the last numbers of the progress bar."""
+    async def _live(self) -> None:
+        """Begin the call once it is admitted, wait for its last handler, and leave the scope."""
+        kept, frame = self._kept, self._frame
         try:
-            await self._where.call_ended()
+            if kept is not None:
+                kept.belong(frame.context)
+            if kept is None or not kept.is_finished:
+                if self._scope is None:
+                    self._launch(*await self._where.admit(self._call, self._options.priority, frame.ends_at))
+                await until(self._settled.is_set, self._settled.wait)
         finally:
-            if self._kept is not None:
-                if self._frame.state == "done" and self.reader is None:
-                    self._kept.result = self._frame.result
-                await self._kept.end(self._outcome_error())
-            await self.progress_ended()
-
-    def _outcome_error(self) -> BaseException | None:
-        """Return why the call has no result; None if its stream was read to the end."""
-        if self._frame.state == "done":
-            return None
-        return self.interruption or self._error or self._frame.error or asyncio.CancelledError()
+            await self._where.call_ended()  # fails if a stateful node could not be left
+        if kept is not None and self._scope is not None:
+            if frame.state != "done":
+                raise self.interruption or self._error or frame.error or asyncio.CancelledError
+            if self.reader is None:
+                kept.result = frame.result
 
     def _launch(self, scope: Scope, wired: Wired, item: int) -> None:
         self._scope = scope
@@ -642,7 +616,7 @@ def stream_of(
 
     def begin() -> StreamingCall:
         begun = start(buffer)
-        if shows_progress and not begun.is_over:
+        if shows_progress:
             begun.show_progress(*_progress_of(begun))
         return begun
 
