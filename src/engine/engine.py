@@ -407,7 +407,7 @@ class Engine:
 
         async def run(on_prepared: Callable[[Scope], None]) -> None:
             plan = one_value(call.graph, merged, "engine.memory")
-            await _run_in_own_scope(runtime, call, merged, plan, on_prepared)
+            await _run_call(runtime, call, merged, plan, on_prepared=on_prepared)
 
         return await memory_of_call(runtime, call, merged, run, items)
 
@@ -468,40 +468,30 @@ def _saving(checkpoint: Checkpoint, call: Call[Any], plan: Plan, asked: DurableK
 
 
 async def _run_call(
-    runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan, saving: Checkpointer | None = None,
-    ends_at: float | None = None,
-) -> Any:  # fmt: skip
-    """Run one call from start to end. When this returns or raises, no task and no thread of the call is left."""
-    wired = None if saving is not None else runtime.shared_wiring(plan, chosen(options), options)
-    if wired is None:
-        return await _run_in_own_scope(runtime, call, options, plan, saving=saving, ends_at=ends_at)
-    run, resources = _Run(runtime, call, options, ends_at), runtime.resources
-    runtime.scope_opened()
-    try:
-        if wired.program.resources and not resources.hold_nowait(wired.program, run):
-            await run.started(resources.hold(wired.program, run))
-        return await run.run_to_end(wired)
-    finally:
-        try:
-            if wired.program.resources:
-                await resources.release(run)
-        finally:
-            if runtime.has_to_close_processes():
-                await runtime.scope_closed()
-            else:
-                runtime.scope_closed_nowait()
-
-
-async def _run_in_own_scope(
     runtime: Runtime,
     call: Call[Any],
     options: ExecutionOptions,
     plan: Plan,
-    on_prepared: Callable[[Scope], None] | None = None,
     saving: Checkpointer | None = None,
     ends_at: float | None = None,
+    on_prepared: Callable[[Scope], None] | None = None,
 ) -> Any:
-    run = _Run(runtime, call, options, ends_at)
+    """Run one call from start to end. When this returns or raises, no task and no thread of the call is left."""
+    is_shared = saving is None and on_prepared is None
+    wired = runtime.shared_wiring(plan, chosen(options), options) if is_shared else None
+    run, resources = _Run(runtime, call, options, ends_at), runtime.resources
+    if wired is not None:
+        runtime.scopes += 1
+        try:
+            if wired.program.resources and not resources.hold_nowait(wired.program, run):
+                await run.started(resources.hold(wired.program, run))
+            return await run.run_to_end(wired)
+        finally:
+            try:
+                if wired.program.resources:
+                    await resources.release(run)
+            finally:
+                await runtime.scope_closed()
     scope = Scope(
         runtime, options, chosen(options), is_one_call=True, counts_handlers=run.handlers is not None,
         threads=run.threads, saving=saving,
@@ -511,11 +501,11 @@ async def _run_in_own_scope(
         if on_prepared is not None:
             on_prepared(scope)
         scope.on_failed = run.fail_with
-        if saving is None:
-            return await run.run_to_end(wired)
-        saving.on_failure = run.fail
+        if saving is not None:
+            saving.on_failure = run.fail
         result = await run.run_to_end(wired)
-        saving.is_done = True
+        if saving is not None:
+            saving.is_done = True
         return result
     finally:
         await scope.close()

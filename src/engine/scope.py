@@ -216,25 +216,13 @@ class Runtime:
     def _ongoing(self) -> "tuple[Ongoing, ...]":
         return (*self.streams, *self.deployments)
 
-    def scope_opened(self) -> None:
-        """Count a scope."""
-        self.scopes += 1
-
     async def scope_closed(self) -> None:
         """Count a scope as closed. After the last scope, a default Engine ends its worker processes."""
-        self.scope_closed_nowait()
-        if self._is_default and not self.scopes:
-            await self.pools.close_processes()
-
-    def scope_closed_nowait(self) -> None:
-        """Count a scope as closed, where `has_to_close_processes` was false."""
         self.scopes -= 1
         if not self.scopes:
             self._last_scope_closed.notify_all()
-
-    def has_to_close_processes(self) -> bool:
-        """Whether the worker processes have to end with the next scope that closes."""
-        return self._is_default and self.pools.has_processes and self.scopes == 1
+            if self._is_default and self.pools.has_processes:
+                await self.pools.close_processes()
 
     async def close(self) -> None:
         """End all calls, streams and deployments, then resources, threads and processes; wait until all have ended."""
@@ -329,7 +317,7 @@ class Scope:
         self._saving = saving
         self.groups: set[WorkerGroup] = set()
         self.uptime = Uptime()
-        engine.scope_opened()
+        engine.scopes += 1
         engine.wirings.add(self.wiring)
         collectors.report(Collector.scope_opened, self.wiring)
         if options.collect_metrics:
