@@ -39,17 +39,16 @@ class CallScope:
         """Return the plan that a call runs."""
 
     def kept(self, call: Call[Any], options: ExecutionOptions) -> "DurableCall | None":
-        """Return the record that keeps the durable loop of a call; None if the call has no key.
+        """Return the record that keeps the durable loop of a call; None if the graph has no such loop.
 
         Raises:
-            OptionsError: the graph of the call has no durable loop, or a value is not accepted.
+            OptionsError: the call has a key without such a loop, or no key; or a value is not accepted.
         """
-        asked = self._asked
-        if asked.key is None and asked.on_finished == "again":
-            return None
         plan = self.plan_of(call)
-        check_key(plan, self.verb, asked)
-        return durable_call(plan, call, asked, self.runtime.pools.threads, options)
+        check_key(plan, self.verb, self._asked)
+        if plan._durable is None:
+            return None
+        return durable_call(plan, call, self._asked, self.runtime.pools.threads, options)
 
     def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
         """Return the result of `admit` if the call may begin at once; None otherwise."""
@@ -101,9 +100,8 @@ class OwnScope(CallScope):
         """Open the resources and start the stateful nodes of the graph."""
         options = self._options
         self._scope = Scope(self.runtime, options, chosen(options), is_one_call=True, saving=self.saving)
-        plan = self.plan_of(call)
-        check_key(plan, self.verb, self._asked)
-        return self._scope, await started(self._scope.prepare(plan), call.graph.name, deadline, options), 0
+        starting = self._scope.prepare(self.plan_of(call))
+        return self._scope, await started(starting, call.graph.name, deadline, options), 0
 
     def begun(self, frame: Frame) -> None:
         """Have the call fail if its stateful nodes crash too often."""
@@ -147,12 +145,9 @@ class DeploymentScope(CallScope):
 
     def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
         """Take a place, if a place is free and the resources of the graph are open."""
-        wired = self._deployment.wired.get(call.graph)
+        wired = self._deployment.wired[call.graph]
         if (
             self._deployment.by_key  # `admit` calls the user's function `key=`, which may fail
-            or wired is None
-            or wired.program.plan._durable is not None
-            or self._asked.answer is not ...
             or not wired.program.is_filled
             or not self._deployment.admission.reserve_nowait()
         ):
@@ -161,8 +156,7 @@ class DeploymentScope(CallScope):
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Wait until the resources are open, and for a place."""
-        wired = self._deployment.deployed(call.graph)
-        check_key(wired.program.plan, self.verb, self._asked)
+        wired = self._deployment.wired[call.graph]
         self._share = await self._deployment.admit(call.graph, call.arguments, wired, priority, deadline)
         return self._admitted(wired)
 
