@@ -167,12 +167,12 @@ def step_sites(wired: list[Wired], room: Room | None) -> list[StepSite]:
     """
     from ..telemetry.profiling.records import StepSnapshot
 
-    around, rooms, drawn = _around(wired), _rooms(wired, room), _drawn(wired)
+    placed = _placed(wired, room)
     found: list[StepSite] = []
     for one in wired:
         plan, steps = one.program.plan, _steps(one)
         nodes = {actor: step for actor, step in steps.items() if is_node(step.head.callee)}
-        digest, prefix = drawn.get(plan, ("", ""))
+        around, plan_room, digest, prefix = placed[plan]
         for actor, step in nodes.items():
             readers = _readers(actor, nodes)
             behind = tuple(set(readers) - {consumer.name for consumer in actor.consumers})
@@ -187,24 +187,52 @@ def step_sites(wired: list[Wired], room: Room | None) -> list[StepSite]:
                 holds=execution._holds, is_on_loop=execution._is_inline, owns_loop=execution._runs_loop,
                 pool=execution._pool, batch_size=0 if execution._holds is None else execution._batch.max_size,
                 batch_wait_seconds=0.0 if execution._holds is None else execution._batch.max_wait_seconds, places=(),
-                consumers=readers, behind=behind, around=around.get(plan), at=at[0], drawing=digest, step=boxes[0],
+                consumers=readers, behind=behind, around=around, at=at[0], drawing=digest, step=boxes[0],
             )  # fmt: skip
-            found.append(StepSite(actor, step, rooms.get(plan), first, at, digest, boxes))
+            found.append(StepSite(actor, step, plan_room, first, at, digest, boxes))
     return found
 
 
-def _drawn(wired: list[Wired]) -> dict[Plan, tuple[str, str]]:
-    """Return for each plan the digest of the drawing that has the plan, and the prefix of the ids of its steps."""
+class _Placed(NamedTuple):
+    """The place of a plan in a scope.
+
+    Attributes:
+        around: for the plan of a body: the nodes before and after it in the graph around it.
+        room: how many runs of the plan there may be at a time.
+        drawing: the digest of the drawing that has the plan; empty without a drawing.
+        prefix: the prefix of the ids of its steps in that drawing.
+    """
+
+    around: "BodyPlace | None"
+    room: Room | None
+    drawing: str
+    prefix: str
+
+
+def _placed(wired: list[Wired], room: Room | None) -> dict[Plan, _Placed]:
+    """Return the place of each plan; `room` is for calls of the scope."""
+    from ..telemetry.profiling.records import BodyPlace
+
     by_plan = {one.program.plan: one for one in wired}
     bodies = {body for plan in by_plan for step in plan.steps for body in step.run_bodies}
-    found = {plan: (plan._drawn[0], "") for plan in by_plan if plan not in bodies}
+    found = {plan: _Placed(None, room, plan._drawn[0], "") for plan in by_plan if plan not in bodies}
     left = list(found)
     for plan in left:
-        digest, prefix = found[plan]
-        for step in plan.steps:
-            for number, body in enumerate(step.bodies):
-                if body in by_plan:
-                    found[body] = digest, f"{prefix}{step.head.source}.{number}."
+        place, steps = found[plan], _steps(by_plan[plan])
+        names = {actor: [body.name for body in step.run_bodies] or [actor.name] for actor, step in steps.items()}
+        for actor, step in steps.items():
+            if not step.bodies:
+                continue
+            inside, control = place.room, step.head.callee
+            if isinstance(control, Control) and control.kind == "map_each":
+                inside = Room(control.limit, "map_each", actor, step.head.location)
+            sources = [name for other in steps if actor in other.consumers for name in names[other]]
+            consumers = [name for other in actor.consumers for name in names.get(other, ())]
+            around = BodyPlace(by_plan[plan].program.name, tuple(sources), tuple(consumers))
+            for number, body in enumerate(dict.fromkeys((*step.bodies, *step.run_bodies))):
+                if body in by_plan:  # the joint body of several stages is not drawn
+                    drawing = place.drawing if number < len(step.bodies) else ""
+                    found[body] = _Placed(around, inside, drawing, f"{place.prefix}{step.head.source}.{number}.")
                     left.append(body)
     return found
 
@@ -257,40 +285,6 @@ def _at(node: Node[..., object], called_at: str) -> str:
     found = definition_location(node.runs_on._fn or node.origin.fn)
     file = found.rpartition(":")[0]
     return found if file and is_users(file) else called_at
-
-
-def _around(wired: Iterable[Wired]) -> "dict[Plan, BodyPlace]":
-    """Return for each body of control flow the nodes before and after it in the graph around it."""
-    from ..telemetry.profiling.records import BodyPlace
-
-    found: dict[Plan, BodyPlace] = {}
-    for one in wired:
-        steps = _steps(one)
-        names = {actor: [body.name for body in step.run_bodies] or [actor.name] for actor, step in steps.items()}
-        for actor, step in steps.items():
-            if step.run_bodies:
-                sources = [name for other in steps if actor in other.consumers for name in names[other]]
-                consumers = [name for other in actor.consumers for name in names.get(other, ())]
-                around = BodyPlace(one.program.name, tuple(sources), tuple(consumers))
-                found |= dict.fromkeys(step.run_bodies, around)
-    return found
-
-
-def _rooms(wired: list[Wired], room: Room | None) -> dict[Plan, Room | None]:
-    """Return how many runs of each plan, and of each body, there may be at a time."""
-    by_plan = {one.program.plan: one for one in wired}
-    bodies = {body for plan in by_plan for step in plan.steps for body in step.run_bodies}
-    rooms: dict[Plan, Room | None] = {plan: room for plan in by_plan if plan not in bodies}
-    left = list(rooms)
-    while left:
-        one = by_plan[left.pop()]
-        for actor, step in _steps(one).items():
-            around, control = rooms[one.program.plan], step.head.callee
-            if isinstance(control, Control) and control.kind == "map_each":
-                around = Room(control.limit, "map_each", actor, step.head.location)
-            rooms |= dict.fromkeys(step.run_bodies, around)
-            left += step.run_bodies
-    return rooms
 
 
 def _step_snapshot(site: StepSite, pools: "Pools", threads: "ThreadShare | None", *, is_empty: bool) -> "StepSnapshot":
