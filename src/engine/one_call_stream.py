@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Generic, Self, TypeVar, cast
 
-from .._errors import EngineClosedError, Interrupted, NodeCancelledError, OptionsError, PlanError, with_cause
+from .._errors import EngineClosedError, Interrupted, NodeCancelledError, OptionsError, PlanError
 from ..actors.accepted import OptionRule, check, whole
 from ..actors.frame import AnyDeployment, Frame, Listener
 from ..actors.generators import GeneratorTask
@@ -98,12 +98,13 @@ class StreamingCall(OpenStream, Listener):
         # The loop knows its tasks only weakly: without this, the task of a dropped stream would be collected, not
         # ended.
         where.runtime.stream_opened(self)
+        context = frame.context.copy()  # before the launch, which puts the worker into the context
+        task = start_task(self.loop, self._run(), context=context, name="penstock-stream")
+        task.add_done_callback(self._finish)
+        self._task: asyncio.Task[None] | None = task
         begins = None if self._kept is not None else where.admit_nowait(call)
         if begins is not None:
             self._launch(*begins)
-        self._task = start_task(self.loop, self._run(), context=frame.context.copy(), name="penstock-stream")
-        # A task that is cancelled before its first step, for instance when the loop is shut down, never sets `_over`.
-        self._task.add_done_callback(lambda _: self._over.set())
 
     @property
     def listener(self) -> Listener:
@@ -235,7 +236,7 @@ class StreamingCall(OpenStream, Listener):
         if self._error is None:
             self._error = error if error is not None else EngineClosedError("this stream was closed")
         if self._scope is None:
-            if self._begun:  # before its first step, a cancelled task would never run
+            if self._begun and self._task is not None:  # before its first step, a cancelled task would never run
                 self._task.cancel()
         elif error is None:
             self._frame.cancel()
@@ -274,23 +275,24 @@ class StreamingCall(OpenStream, Listener):
         self._settled.set()
 
     async def _run(self) -> None:
-        """Take the call through its life, and keep the error of a part of it, which the reader raises."""
+        """Take the call through its life."""
         self._begun = True
         try:
-            try:
-                if self._scope is None and self._error is not None:  # closed before the first step of this task
-                    self._where.withdrawn()
-                else:
-                    async with self._kept or nullcontext():
-                        await self._live()
-            finally:
-                await self.progress_ended()
-        except BaseException as error:  # noqa: BLE001 - the reader raises it
-            # by `abort`, or from outside, for instance when the loop shuts down
-            if isinstance(error, asyncio.CancelledError):
-                error = with_cause(NodeCancelledError("the task of this stream was cancelled"), error)
-            if error is not self._frame.error:
-                self._error = self._error or error
+            if self._scope is None and self._error is not None:  # closed before the first step of this task
+                self._where.withdrawn()
+            else:
+                async with self._kept or nullcontext():
+                    await self._live()
+        finally:
+            await self.progress_ended()
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        """Note that nothing of the call is left. Keep the error of its task, which the reader raises."""
+        self._task = None  # breaks a cycle: the traceback of the error refers to this object
+        # cancelled by `abort`, or from outside, for instance when the loop shuts down
+        error = NodeCancelledError("the task of this stream was cancelled") if task.cancelled() else task.exception()
+        if error is not None and error is not self._frame.error:
+            self._error = self._error or error
         self.uptime.stop()
         if self._scope is None:
             was_kept = self._kept is not None and self._kept.is_finished
