@@ -4,6 +4,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..actors.frame import AnyDeployment, Frame
+from .call import RunningCall
 from .checkpoint import Checkpointer
 from .graph import Call, DurableKey, check_key, durable_call
 from .options import ExecutionOptions, chosen
@@ -50,12 +51,15 @@ class CallScope:
             return None
         return durable_call(plan, call, self._asked, self.runtime.pools.threads, options)
 
-    def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
+    def admit_nowait(self, call: Call[Any], frame: RunningCall) -> tuple[Scope, Wired, int] | None:
         """Return the result of `admit` if the call may begin at once; None otherwise."""
 
     @abstractmethod
-    async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
-        """Wait until the call may begin; return the scope, the actors of the graph, and the number of the call.
+    async def admit(self, call: Call[Any], frame: RunningCall) -> tuple[Scope, Wired, int]:
+        """Wait until the call may begin; the caller launches its frame at once.
+
+        Returns:
+            The scope, the actors of the graph, and the number of the call.
 
         Raises:
             DeadlineExceeded: the call could not begin before its deadline.
@@ -64,18 +68,13 @@ class CallScope:
     def withdrawn(self) -> None:
         """Note that the call was closed before `admit`."""
 
-    @abstractmethod
-    def begun(self, frame: Frame, /) -> None:
-        """Note that the call is in flight."""
-
-    @abstractmethod
     def settled(self, frame: Frame, /) -> None:
         """Note that the call has ended, and its last handler has unwound."""
 
     def abort_soon(self) -> object:
         """End everything in the scope, because a handler raised KeyboardInterrupt or SystemExit."""
 
-    async def call_ended(self) -> None:
+    async def call_ended(self, frame: Frame, /) -> None:
         """Release the scope: the call has ended, or was not admitted."""
 
 
@@ -96,30 +95,22 @@ class OwnScope(CallScope):
         """Return the present plan of the graph."""
         return call.graph._planned(self._options)
 
-    async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
+    async def admit(self, call: Call[Any], frame: RunningCall) -> tuple[Scope, Wired, int]:
         """Open the resources and start the stateful nodes of the graph."""
         options = self._options
-        self._scope = Scope(self.runtime, options, chosen(options), is_one_call=True, saving=self.saving)
-        starting = self._scope.prepare(self.plan_of(call))
-        return self._scope, await started(starting, call.graph.name, deadline, options), 0
-
-    def begun(self, frame: Frame) -> None:
-        """Have the call fail if its stateful nodes crash too often."""
-        assert self._scope is not None
-        self._scope.on_failed = lambda make_error: frame.fail(make_error("the stream"))
+        scope = self._scope = Scope(self.runtime, options, chosen(options), is_one_call=True, saving=self.saving)
+        wired = await started(scope.prepare(self.plan_of(call)), call.graph.name, frame.ends_at, options)
+        scope.on_failed = lambda make_error: frame.fail(make_error("the stream"))
         if self.saving is not None:
             self.saving.on_failure = frame.fail
+        return scope, wired, 0
 
-    def settled(self, frame: Frame) -> None:
-        """Forget the call."""
-        assert self._scope is not None
-        self._scope.on_failed = None
-        if self.saving is not None:
-            self.saving.is_done = frame.state == "done"
-
-    async def call_ended(self) -> None:
+    async def call_ended(self, frame: Frame) -> None:
         """Close the scope."""
         if self._scope is not None:
+            self._scope.on_failed = None
+            if self.saving is not None:
+                self.saving.is_done = frame.state == "done"
             await self._scope.close()
 
 
@@ -136,14 +127,13 @@ class DeploymentScope(CallScope):
     def __init__(self, deployment: "Deployment", asked: DurableKey) -> None:
         super().__init__(deployment.runtime, asked)
         self._deployment = self.service = deployment
-        self._share: Share | None = None  # the account of the call's key for the share of the places; no durable key
         self._scope = deployment.check_callable()  # the deployment may be draining when the call is admitted
 
     def plan_of(self, call: Call[Any]) -> Plan:
         """Return the plan that the deployment started with."""
         return self._deployment.deployed(call.graph).program.plan
 
-    def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
+    def admit_nowait(self, call: Call[Any], frame: RunningCall) -> tuple[Scope, Wired, int] | None:
         """Take a place, if a place is free and the resources of the graph are open."""
         wired = self._deployment.wired[call.graph]
         if (
@@ -152,25 +142,21 @@ class DeploymentScope(CallScope):
             or not self._deployment.admission.reserve_nowait()
         ):
             return None
-        return self._admitted(wired)
+        return self._admitted(wired, frame)
 
-    async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
+    async def admit(self, call: Call[Any], frame: RunningCall) -> tuple[Scope, Wired, int]:
         """Wait until the resources are open, and for a place."""
         wired = self._deployment.wired[call.graph]
-        self._share = await self._deployment.admit(call.graph, call.arguments, wired, priority, deadline)
-        return self._admitted(wired)
+        share = await self._deployment.admit(call.graph, call.arguments, wired, frame.priority, frame.ends_at)
+        return self._admitted(wired, frame, share)
 
-    def _admitted(self, wired: Wired) -> tuple[Scope, Wired, int]:
-        self._deployment.items += 1
-        return self._scope, wired, self._deployment.items - 1
+    def _admitted(self, wired: Wired, frame: Frame, share: "Share | None" = None) -> tuple[Scope, Wired, int]:
+        self._deployment.begun(frame, share)  # so that the end of the deployment ends the call
+        return self._scope, wired, next(self._deployment.numbers)
 
     def withdrawn(self) -> None:
         """Count the call as cancelled."""
         self._deployment.counts["cancelled"] += 1
-
-    def begun(self, frame: Frame) -> None:
-        """Add the call to the calls in flight, so that the end of the deployment ends it."""
-        self._deployment.begun(frame, self._share)
 
     def settled(self, frame: Frame) -> None:
         """Count the call, and give back its place."""

@@ -1,6 +1,7 @@
 """Deployment, the state behind a Service: its graphs, its calls in flight, and its life from start to stop."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from time import perf_counter
@@ -60,7 +61,7 @@ class Deployment:
         admission: the places of the deployment, from `start` on.
         by_key: whether the places are shared fairly between the keys of calls.
         live: the calls in flight, with the accounts of their keys; without the items of streams of calls.
-        items: how many calls were admitted, which is the number of the next call.
+        numbers: the numbers of the next calls.
         counts: how many calls and items have ended, by their outcome.
         detached: the detached calls.
     """
@@ -92,7 +93,7 @@ class Deployment:
         self.state: ServiceState = "starting"
         self.scope: Scope | None = None
         self.live: dict[Frame, Share | None] = {}
-        self.items = 0
+        self.numbers = itertools.count()
         self.counts = {"done": 0, "failed": 0, "cancelled": 0, "expired": 0, "interrupted": 0, "running": 0}
         self._streams: set[Pipeline] = set()
         self._preparing: set[asyncio.Timeout] = set()  # the timers of calls that wait for a resource to be reopened

@@ -16,6 +16,7 @@ from ..actors.stream_buffer import DEFAULT_CAPACITY, StreamBuffer
 from ..actors.worker import Worker
 from ..telemetry.counters import ProgramMemory
 from ..telemetry.tables import UNKNOWN, Column, Rendered, Table, by_graph, count, scaled
+from .call import RunningCall
 from .call_scopes import OwnScope
 from .graph import NO_KEY, Call
 from .node import Node, is_node
@@ -192,9 +193,9 @@ class _WatchedScope(OwnScope):
         super().__init__(runtime, options, NO_KEY)
         self._watch = watch
 
-    async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
+    async def admit(self, call: Call[Any], frame: RunningCall) -> tuple[Scope, Wired, int]:
         """Watch the actors of the scope."""
-        scope, wired, number = await super().admit(call, priority, deadline)
+        scope, wired, number = await super().admit(call, frame)
         self._watch.begin(scope)
         return scope, wired, number
 

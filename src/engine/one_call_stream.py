@@ -71,7 +71,6 @@ class StreamingCall(OpenStream, Listener):
         self.saving = where.saving
         self._where = where
         self._call = call
-        self._options = options
         seconds = options.timeout_seconds
         self._frame = frame = RunningCall(
             self.loop, call.graph.name, options, call._trace_headers, timeout_seconds=seconds
@@ -102,7 +101,7 @@ class StreamingCall(OpenStream, Listener):
         task = start_task(self.loop, self._run(), context=context, name="penstock-stream")
         task.add_done_callback(self._finish)
         self._task: asyncio.Task[None] | None = task
-        begins = None if self._kept is not None else where.admit_nowait(call)
+        begins = None if self._kept is not None else where.admit_nowait(call, frame)
         if begins is not None:
             self._launch(*begins)
 
@@ -311,10 +310,10 @@ class StreamingCall(OpenStream, Listener):
                 kept.belong(frame.context)
             if kept is None or not kept.is_finished:
                 if self._scope is None:
-                    self._launch(*await self._where.admit(self._call, self._options.priority, frame.ends_at))
+                    self._launch(*await self._where.admit(self._call, frame))
                 await until(self._settled.is_set, self._settled.wait)
         finally:
-            await self._where.call_ended()  # fails if a stateful node could not be left
+            await self._where.call_ended(frame)  # fails if a stateful node could not be left
         if kept is not None and self._scope is not None:
             if frame.state != "done":
                 raise self.interruption or self._error or frame.error or asyncio.CancelledError
@@ -325,7 +324,6 @@ class StreamingCall(OpenStream, Listener):
         self._scope = scope
         frame = self._frame
         frame.join(scope)
-        self._where.begun(frame)
         frame.launch(wired, self._call.arguments, item)
 
     def _open(self, reader: Reader[Any]) -> None:

@@ -706,9 +706,7 @@ class Service(Generic[P, R]):
             call.report("running", error)
             raise
         call.admitted(deployment, scope, account)
-        item = deployment.items
-        deployment.items = item + 1
-        call.launch(wired, arguments, item, scope.engine.eager_starts)
+        call.launch(wired, arguments, next(deployment.numbers), scope.engine.eager_starts)
         del arguments  # only the frame holds the arguments, until their last reader is done
         try:
             await call.outcome_known
