@@ -51,7 +51,7 @@ async def three_operands(a: Any, b: Any, c: Any) -> Any:
 
 @ps.graph
 async def squared_times(a: Any, v: Any) -> Any:
-    return devices.einsum("ik,k->i", devices.einsum("ij,jk->ik", a, a), v)
+    return devices.einsum("ij,jk,k->i", a, a, v)
 
 
 @ps.graph

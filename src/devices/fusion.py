@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import itertools
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -26,7 +25,7 @@ from ..engine.tracing.template import (
     reads,
 )
 from ..engine.tracing.tracer import Step
-from .contraction import Contraction
+from .arguments import Arguments
 from .device_batch import DeviceBatch, PackedBatch
 from .executor import DeviceExecutor, Samples
 from .stage_regions import join_stages
@@ -41,33 +40,25 @@ class RegionCall:
     """One call inside of a region.
 
     Attributes:
-        source: the number of the call's value.
-        name: name of the node.
-        location: "file:line" of the call.
+        step: the call.
         fn: the function of the node.
-        call: calls the function with one argument for each parameter.
         executor: the executor of the node.
-        names: names of the parameters.
-        static: positions of the static arguments.
-        templates: templates of the arguments.
+        arguments: puts the arguments in the order of the parameters.
+        templates: templates of the arguments, one for each parameter.
         axes: the axes of the rows in each argument, if the node runs in chunks.
     """
 
-    source: int
-    name: str
-    location: str
+    step: Step
     fn: Callable[..., Any]
-    call: Callable[[tuple[Any, ...]], Any]
     executor: DeviceExecutor
-    names: tuple[str, ...]
-    static: tuple[int, ...]
+    arguments: Arguments
     templates: tuple[Template, ...]
     axes: tuple[Any, ...]
 
     @property
     def identity(self) -> Hashable:
         """A key: members of equal regions have equal keys."""
-        return self.name, self.location, self.fn, tuple(map(key, self.templates))
+        return self.step.callee.name, self.step.location, self.fn, tuple(map(key, self.templates))
 
 
 class Inputs:
@@ -88,7 +79,7 @@ class Inputs:
         self.static: list[str] = []
         self.axes: list[Any] = []
         self._is_shared: list[bool] = []
-        self._members = {member.source: index for index, member in enumerate(members)}
+        self._members = {member.step.source: index for index, member in enumerate(members)}
         self._found: dict[Hashable, int] = {}
 
     @property
@@ -114,7 +105,8 @@ class Inputs:
             assert isinstance(template, Container)
             children = [self._inside(member, position, child, is_part=True) for child in template.children]
             return dataclasses.replace(template, children=tuple(children))
-        name, is_static = member.names[position], not is_part and position in member.static
+        arguments = member.arguments
+        name, is_static = arguments.names[position], not is_part and position in arguments.static
         # Numbers become a part of the program, as if they were written in the function.
         if isinstance(template, Constant) and (is_static or type(template.value) in _SCALARS):
             return template
@@ -156,7 +148,7 @@ def static_templates(step: Step) -> tuple[Template, ...]:
     if not _executor(step).options.static:
         return ()
     member = _member(step)
-    return tuple([member.templates[position] for position in member.static])
+    return tuple([member.templates[position] for position in member.arguments.static])
 
 
 def region_node(
@@ -174,7 +166,7 @@ def region_node(
         for each call. A number that is written in the graph has rows for a single node, but is a part of the program
         of a region.
     """
-    members = _with_contractions([_member(step) for step in steps])
+    members = [_member(step) for step in steps]
     inputs = Inputs(members)
     for member in members:
         member.templates = inputs.localised(member)
@@ -206,45 +198,8 @@ def _member(step: Step) -> RegionCall:
     bound = arguments.bind(step.args, dict(step.kwargs))
     # A parameter without an argument has its default.
     templates = tuple([one if isinstance(one, Constant | Read | Container) else Constant(one) for one in bound])
-    return RegionCall(
-        step.source, step.callee.name, step.location, fn, lambda values: arguments.call(fn, values), executor,
-        arguments.names, arguments.static, templates,
-        (None,) * len(templates) if rows is None else tuple(rows.in_axes),
-    )  # fmt: skip
-
-
-def _with_contractions(members: list[RegionCall]) -> list[RegionCall]:
-    """Return the members after each einsum that only one other einsum reads was merged into its reader."""
-    readers = Counter(read.source for member in members for read in reads(*member.templates))
-    open_ones: dict[int, RegionCall] = {}
-    absorbed: set[int] = set()
-    for member in members:
-        if not isinstance(member.fn, Contraction):
-            continue
-        inner = [_whole(template, open_ones) for template in member.templates]
-        inner = [one if one is not None and readers[one.source] == 1 else None for one in inner]
-        if any(inner):
-            absorbed.update(one.source for one in inner if one is not None)
-            _absorb(member, member.fn, inner)
-        open_ones[member.source] = member
-    return [member for member in members if member.source not in absorbed]
-
-
-def _whole(template: Template, members: dict[int, RegionCall]) -> RegionCall | None:
-    return members.get(template.source) if isinstance(template, Read) and not template.path else None
-
-
-def _absorb(member: RegionCall, contraction: Contraction, inner: Sequence[RegionCall | None]) -> None:
-    names: list[str] = []
-    templates: list[Template] = []
-    for name, template, one in zip(member.names, member.templates, inner, strict=True):
-        names += [name] if one is None else one.names
-        templates += [template] if one is None else one.templates
-    found = [one.fn if one is not None and isinstance(one.fn, Contraction) else None for one in inner]
-    merged = Contraction(contraction.subscripts, tuple(found))
-    member.fn, member.call = merged, lambda values: merged(*values)
-    member.name = _joined([*[one.name for one in inner if one is not None], member.name])
-    member.names, member.templates, member.axes = tuple(names), tuple(templates), (None,) * len(names)
+    axes = (None,) * len(templates) if rows is None else tuple(rows.in_axes)
+    return RegionCall(step, fn, executor, arguments, templates, axes)
 
 
 def _make(
@@ -299,12 +254,12 @@ def _sample_of(member: RegionCall, number: int, known: Mapping[int, Any]) -> dic
         return {}
     outside = {
         name: template.source
-        for name, template in zip(member.names, member.templates, strict=True)
+        for name, template in zip(member.arguments.names, member.templates, strict=True)
         if isinstance(template, Read) and template.source < 0
     }
     own = {name: known[source] for name, source in outside.items() if source in known}
     merged = member.executor.arguments(frozenset(own)).merge(given[min(number, len(given) - 1)], own)
-    return {outside[name]: value for name, value in zip(member.names, merged, strict=True) if name in outside}
+    return {outside[name]: value for name, value in zip(member.arguments.names, merged, strict=True) if name in outside}
 
 
 def _composed(members: Sequence[RegionCall], names: Sequence[str]) -> Callable[..., Any]:
@@ -317,8 +272,8 @@ def _composed(members: Sequence[RegionCall], names: Sequence[str]) -> Callable[.
     def region(*inputs: Any) -> Any:
         values: Values = [*[None] * count_of_members, *inputs]
         for index, (member, arguments) in enumerate(calls):
-            with Noted(f"in node {member.name!r}, called at {member.location}"):
-                values[index] = as_arrays(member.call(arguments(values)))
+            with Noted(f"in node {member.step.callee.name!r}, called at {member.step.location}"):
+                values[index] = as_arrays(member.arguments.call(member.fn, arguments(values)))
         return values[count_of_members - 1]
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

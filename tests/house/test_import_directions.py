@@ -50,7 +50,7 @@ EXTRAS: dict[str, set[str]] = {
     "asgi": {"starlette"},
     "cluster": {"ray"},
     "data": {"jax", "numpy"},
-    "devices": {"jax", "jaxlib", "numpy", "opt_einsum"},
+    "devices": {"jax", "jaxlib", "numpy"},
     "serving": {"httpx", "prometheus_client", "pydantic", "starlette", "typing_extensions", "uvicorn"},
     "studio": {"rich"},
     "telemetry": {"rich"},
