@@ -1,6 +1,5 @@
 """Items of batched device nodes: their arguments, and the signatures that say which items can be stacked."""
 
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -160,16 +159,6 @@ class BatchItems:
         if any(besides not in (None, WEAK) for _, kinds in signature for *_, besides in kinds):
             raise TypeError(f"node {self.node!r}: random keys cannot be packed into rows: name them in shared=")
         return max(1, lengths[0][0])
-
-    def describe(self, item: BatchItem) -> str:
-        """Return a padded item as text, for an error: "tokens int32[128], scale float32[]; 516 bytes"."""
-        texts: list[str] = []
-        size = 0
-        for (parameter, _), (_, kinds) in zip(self.parameters, item.signature, strict=True):
-            for dtype, shape, _ in kinds:
-                texts.append(f"{parameter} {dtype}[{','.join(map(str, shape))}]")
-                size += math.prod(shape) * dtype.itemsize
-        return f"{', '.join(texts)}; {size:,} bytes"
 
     def _lengths(self, parameter: str, axes: tuple[int, ...], kinds: list[Kind]) -> tuple[int, ...]:
         """Return the lengths of an argument's arrays along its padded axes."""

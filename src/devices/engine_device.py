@@ -4,7 +4,7 @@ import asyncio
 import math
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -24,7 +24,6 @@ from .dispatch import THREADS, BatchJob, Job, SingleJob
 from .parameters import PlacedParameters, SameParameters, with_same
 from .programs import Executable
 from .shardings import Placement
-from .size_limits import SizeLimits
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
@@ -212,12 +211,8 @@ class DetachedDeviceCall(DeviceCall, DetachedStep):
 
     # Continues the graph's call with a result, ready or not, unless the caller has left.
     hand_on = DetachedStep.set_result  # pyright: ignore[reportAssignmentType] - a call of this class is such a step
-
-    def _raise(self, error: BaseException) -> None:
-        self.set_exception(error)
-
-    def _cancel(self) -> bool:
-        return self.cancel()
+    _raise = DetachedStep.set_exception  # pyright: ignore[reportAssignmentType]
+    _cancel = DetachedStep.cancel  # pyright: ignore[reportAssignmentType]
 
 
 class CallQueue:
@@ -229,6 +224,9 @@ class CallQueue:
         batch: how many calls run together; None if the calls run one by one.
         limit: the most jobs of this node that the device holds.
         fewest_rows: number of rows of the smallest program, for packed rows; 1 otherwise.
+
+    Attributes:
+        largest: the most calls together, by group, for groups of which more calls did not fit the device.
     """
 
     def __init__(
@@ -243,6 +241,7 @@ class CallQueue:
         self.arrived: dict[DeviceCall, None] = {}  # calls that came since the device last looked at this queue
         self.served = 0.0
         self.replicas: tuple[CallQueue, ...] = (self,)
+        self.largest: dict[Hashable, int] = {}
 
     def start(self, calls: list[DeviceCall]) -> None:
         """Have the device run some calls together; at the end, `EngineDevice.returned` is called."""
@@ -253,11 +252,6 @@ class CallQueue:
 
     def fill(self, now: float) -> None:
         """Add waiting calls to a batch that the device's thread has not begun, even if it is another queue's turn."""
-
-    @property
-    def largest(self) -> Mapping[Hashable, int]:
-        """The most calls together, by group, for groups of which more calls did not fit the device."""
-        return {}
 
     @property
     def has_room(self) -> bool:
@@ -413,7 +407,7 @@ class SingleCallQueue(CallQueue):
         self._job(self._jitted or calls[0].jitted, self.device, calls[0], self, self._parameters).submit()
 
     def give(self, call: DeviceCall, value: Any) -> None:
-        """Give a caller its result, which is ready, or which no thread waits for."""
+        """Give a caller its result, which no thread waits for."""
         # Results that are not ready do not pile up: the device's thread enqueues no more than it may have in flight.
         try:
             self.device.returned(self, [call])
@@ -425,22 +419,22 @@ class SingleCallQueue(CallQueue):
         if job.error is not None and is_out_of_memory(job.error):
             job.error = self._too_large(job, job.error)
         try:
-            job.settle()
-        finally:
             self.device.returned(self, job.calls)
+        finally:
+            job.settle()  # this may run code of the caller
 
     def _too_large(self, job: Job, error: BaseException) -> DeviceError:
-        arguments = ", ".join(described(leaf) for leaf in jax.tree.leaves(job.calls[0].args) if hasattr(leaf, "shape"))
-        found = DeviceError(
-            f"a call of {job.calls[0].jitted.name!r} does not fit the memory of {self.device.name}: {arguments}"
-        )
+        call, place = job.calls[0], self.device.name
+        arguments = described([leaf for leaf in jax.tree.leaves(call.args) if hasattr(leaf, "shape")])
+        found = DeviceError(f"a call of {call.jitted.name!r} does not fit the memory of {place}: {arguments}")
         found.__cause__ = error
         return found
 
 
-def described(array: Any) -> str:
-    """Return dtype, shape and size of an array."""
-    return f"{array.dtype}[{','.join(map(str, array.shape))}], {array.nbytes:,} bytes"
+def described(arrays: Sequence[Any]) -> str:
+    """Return dtypes, shapes and size of arrays, for an error."""
+    texts = [f"{array.dtype}[{','.join(map(str, array.shape))}]" for array in arrays]
+    return f"{', '.join(texts)}; {sum([array.nbytes for array in arrays]):,} bytes"
 
 
 # How many jobs of all nodes the device's thread holds ahead.
@@ -679,6 +673,11 @@ def batch_size(count: int, sizes: tuple[int, ...]) -> int:
     return sizes[bisect_left(sizes, count)]
 
 
+# How long batches stay smaller after a batch did not fit. By then, another process or node that held the memory may be
+# gone. If the memory is still short, a few batches fail once more in each such time.
+LIMIT_SECONDS = 60.0
+
+
 class BatchCallQueue(CallQueue):
     """Has a device run the calls of a node in batches, and runs a batch that has failed again in parts.
 
@@ -695,7 +694,6 @@ class BatchCallQueue(CallQueue):
 
     Attributes:
         items: describes and stacks the arguments of the calls.
-        limits: how large the batches may be.
     """
 
     # Ownership: the event loop owns this queue. The dispatch thread asks `rows_of` and `_sizes` how many rows a job
@@ -721,7 +719,7 @@ class BatchCallQueue(CallQueue):
         # Limits count calls. With packed rows, a limit counts the calls of full rows.
         packed = self.items.packed
         self._most_per_row = 1 if packed is None else packed.items_per_row
-        self.limits = SizeLimits([size * self._most_per_row for size in sizes])
+        self._limits_end_at = 0.0  # when `largest` is forgotten, in the loop's time
         self._unbegun: BatchJob | None = None  # the last job of the thread, if further calls may be added to the job
         # The most calls of that job. 0 with packed rows: there the costs decide how many calls have room.
         assert batch.max_size != "auto"  # the size was found before
@@ -739,16 +737,9 @@ class BatchCallQueue(CallQueue):
     def start(self, calls: list[DeviceCall]) -> None:
         """Have the device run some calls as one batch."""
         rows = len(self.rows_of(calls))
-        limit = self.limits.get(calls[0].group) if self.limits else None
-        is_try = limit is not None and limit.begins_trial(rows * self._most_per_row)
-        job = self.run_batch(calls, partial(self._ended, is_try, self.device.loop.time()))
+        job = self.run_batch(calls, partial(self._ended, self.device.loop.time()))
         self._under_way.append(job)
         self._unbegun = job if rows < self._most and len(self.replicas) == 1 else None
-
-    @property
-    def largest(self) -> Mapping[Hashable, int]:
-        """The most calls together, by group, for groups of which more calls did not fit the device."""
-        return self.limits.largest if self.limits else {}
 
     @property
     def is_next(self) -> bool:
@@ -843,7 +834,7 @@ class BatchCallQueue(CallQueue):
         if job is None:
             return
         with job.lock:
-            if job.is_closed or (group := job.calls[0].group) in self.limits:
+            if job.is_closed or (group := job.calls[0].group) in self.largest:
                 self._unbegun = None
                 return
             left = [call for call in job.calls if call.is_left]
@@ -876,23 +867,31 @@ class BatchCallQueue(CallQueue):
         job.submit()
         return job
 
-    def _ended(self, is_try: bool, began: float, job: BatchJob) -> None:
+    def _ended(self, began: float, job: BatchJob) -> None:
         if self._unbegun is job:
             self._unbegun = None
+        if self.largest and self.device.loop.time() >= self._limits_end_at:
+            self.largest.clear()
         if job.error is not None and job.has_run and self._in_parts is not None and isinstance(job.error, Exception):
             self._in_parts(self, job, partial(self._over, job, began))
             return
-        if self.limits and job.results and job.stacked is not None:
-            self.limits.fitted(job.calls[0].group, job.stacked.size * self._most_per_row, is_try=is_try)
         try:
             job.settle()
         finally:
             self._over(job, began)
 
     def exceeded(self, job: BatchJob) -> bool:
-        """Note that a batch did not fit the memory of the device; return whether a smaller batch may fit."""
+        """Halve later batches of calls like these, which did not fit the device; return whether fewer calls may fit."""
         assert job.stacked is not None
-        return self.limits[job.calls[0].group].exceeded(job.stacked.size * self._most_per_row)
+        rows = job.stacked.size
+        half = max([size for size in self._sizes if size <= rows // 2], default=self._sizes[0])
+        if half == rows:
+            return False
+        if not self.largest:
+            self._limits_end_at = self.device.loop.time() + LIMIT_SECONDS
+        group, most = job.calls[0].group, half * self._most_per_row
+        self.largest[group] = min(most, self.largest.get(group, most))
+        return True
 
     def first(self, calls: Sequence[DeviceCall], most: int) -> int:
         """Return how many of the first calls make a batch that is limited to `most` calls."""
@@ -907,4 +906,4 @@ class BatchCallQueue(CallQueue):
 
     def describe(self, call: DeviceCall) -> str:
         """Return dtypes, shapes and size of the arguments of a call, for an error."""
-        return self.items.describe(self._arguments.as_item(call.args, call.group))
+        return described(self._arguments.as_item(call.args, call.group).arrays)

@@ -45,9 +45,9 @@ class PartsOfBatch:
             self._on_over()
             return
         calls, rows = self._parts.pop()
-        limit = self._queue.limits.get(calls[0].group)
+        limit = self._queue.largest.get(calls[0].group)
         if rows is None and limit is not None:
-            count = self._queue.first(calls, limit.size)
+            count = self._queue.first(calls, limit)
             self._parts += [(calls[count:], None)] if calls[count:] else []
             calls = calls[:count]
         self._queue.run_batch(calls, self._ended, rows)

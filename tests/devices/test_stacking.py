@@ -200,12 +200,6 @@ def test_the_padding_share_counts_rows_and_lengths() -> None:
     assert padding.statistics().padding_share == pytest.approx(1 - 32 / 45)
 
 
-def test_an_item_is_described_with_its_sizes() -> None:
-    stacker = stacker_of("tokens", "scale", pad_axes={"tokens": 0})
-    item = item_of(stacker, np.zeros((9, 100), np.int32), 1.0)
-    assert stacker.describe(item) == "tokens int32[16,100], scale float32[]; 6,404 bytes"
-
-
 @pytest.mark.parametrize(
     ("batch", "sizes"),
     [
