@@ -19,9 +19,9 @@ from .batch_items import BatchItem
 from .compiling import CACHE, JittedFunction
 from .device_errors import ORIGINS, Origin, explained
 from .job_times import JobTimes, jax_profiles, named_in_jax_profile
-from .parameters import all_owned, overwritable
+from .parameters import overwritable, owned
 from .programs import UnlikeBeforeError, are_arrays, are_ready, wait_until_ready
-from .self_check import self_check
+from .self_check import SELF_CHECK
 from .shardings import Placement
 from .untyped_jax import jax
 
@@ -57,8 +57,8 @@ _RECENT = 8  # the usual time of a computation is an average of about this many
 _TIMED_EVERY = 16
 
 
-# A computation in flight: its job, the arrays of its result, `restarts` when the job was enqueued, and when it began.
-_InFlight: TypeAlias = "tuple[Job, list[Any], int, float]"
+# A computation in flight: its job, the arrays of its result, and when it began.
+_InFlight: TypeAlias = "tuple[Job, list[Any], float]"
 
 
 class DispatchThread(ThreadOwner, CounterSource):
@@ -70,18 +70,19 @@ class DispatchThread(ThreadOwner, CounterSource):
 
     Attributes:
         submit: enqueues a job after the jobs that were submitted before; callable from any thread.
-        restarts: how often one of the two threads has died and begun anew.
+        restarts: how often a job has failed because one of the two threads could not go on with the job.
     """
 
     # Ownership: any thread submits. The first thread dispatches, and owns `_in_flight`, `_lent_out`, `_came_alone` and
     # `_untimed`. It hands computations to the second thread through `_handed`, and gets a count of the ended ones
     # through `_returned`. The fields that `_was_busy` writes belong to the second thread while that has a computation,
     # otherwise to the first thread. So the first thread waits for a job itself only while the second one has none. The
-    # first thread reads `_depth` at any time. A thread that dies adds one to `restarts`.
+    # first thread reads `_depth` at any time. Both threads count `restarts`.
 
     def __init__(self, name: str, check: Callable[[], None]) -> None:
         self._name = name
         self._check = check
+        self._unusable: Exception | None = None
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self.submit: Callable[[Job], None] = self._jobs.put
         self._in_flight: deque[_InFlight] = deque()  # without those that the second thread has
@@ -138,18 +139,16 @@ class DispatchThread(ThreadOwner, CounterSource):
         self._threads = ()
 
     def _dispatch_all(self) -> None:
-        begin: Callable[[Job], None] = self._dispatch
         try:
             self._check()
         except Exception as error:  # noqa: BLE001 - every caller gets the reason why the device is unusable
-            begin = _failing(error)
-        while not self._ran_to_end(lambda: self._take_jobs(begin)):
-            pass
-        while not self._ran_to_end(self._wait_for_all):
-            pass
+            self._unusable = error.with_traceback(None)
+        self._take_jobs()
+        while self._in_flight or self._lent_out:
+            self._wait_for_oldest()
         self._handed.put(None)
 
-    def _take_jobs(self, begin: "Callable[[Job], None]") -> None:
+    def _take_jobs(self) -> None:
         jobs, in_flight = self._jobs, self._in_flight
         while True:
             depth, is_idle = self._depth, jobs.empty()
@@ -170,11 +169,7 @@ class DispatchThread(ThreadOwner, CounterSource):
             while self._lent_out and not self._returned.empty():
                 self._collect()
             self._came_alone = 0 if in_flight or self._lent_out else self._came_alone + 1
-            try:
-                begin(job)
-            except BaseException as error:
-                self._answer_for(job, error)
-                raise
+            self._safely(job, self._dispatch, job)
             del job  # a thread that waits for the next job must not hold the last one
 
     def _next_when_idle(self) -> "Job | None":
@@ -193,6 +188,8 @@ class DispatchThread(ThreadOwner, CounterSource):
     def _dispatch(self, job: "Job") -> None:
         began = perf_counter()
         try:
+            if self._unusable is not None:
+                raise copy_of(self._unusable)
             arrays = job.dispatch() if job.begin() else None
         except BaseException as error:  # noqa: BLE001 - every error is the caller's, not this thread's
             job.failed(ORIGINS.cause_of(job.explained(error), job.inputs()))
@@ -200,9 +197,9 @@ class DispatchThread(ThreadOwner, CounterSource):
         if arrays is None:
             return
         if not self._in_flight and not self._lent_out and are_ready(arrays):  # a small computation has run inline
-            self._wait(job, arrays, self.restarts, began, is_late=True)
+            self._wait(job, arrays, began)
             return
-        self._in_flight.append((job, arrays, self.restarts, began))
+        self._in_flight.append((job, arrays, began))
         job.hand_on(arrays)
         self._take_ended()  # meanwhile the event loop wakes up
 
@@ -215,17 +212,13 @@ class DispatchThread(ThreadOwner, CounterSource):
             if not are_ready(in_flight[0][1]):
                 return
             self._untimed += 1
-            self._finish(in_flight.popleft(), is_timed=False)
+            self._finish(in_flight.popleft(), False)
 
     def _wait_for_oldest(self) -> None:
         if self._lent_out:
             self._collect()
         else:
             self._finish(self._in_flight.popleft())
-
-    def _wait_for_all(self) -> None:
-        while self._in_flight or self._lent_out:
-            self._wait_for_oldest()
 
     def _hand_to_waiter(self) -> None:
         """Have the second thread wait for the jobs in flight, after the jobs that it has already."""
@@ -241,31 +234,20 @@ class DispatchThread(ThreadOwner, CounterSource):
         self._lent_out -= 1
 
     def _wait_for_lent(self) -> None:
-        while not self._ran_to_end(self._take_lent):
-            pass
+        while (found := self._handed.get()) is not None:
+            self._finish(found)
+            self._returned.put(None)
+            del found  # a thread that waits for the next computation must not hold the last one
         self._threads[0].join()
         metrics.closed(self)
         for callback in self._on_ended:
             callback()
 
-    def _take_lent(self) -> None:
-        while (found := self._handed.get()) is not None:
-            try:
-                self._finish(found)
-            finally:
-                self._returned.put(None)
-            del found  # a thread that waits for the next computation must not hold the last one
+    def _finish(self, found: _InFlight, is_timed: bool = True) -> None:
+        self._safely(found[0], self._wait, *found, is_timed)
 
-    def _finish(self, found: _InFlight, *, is_timed: bool = True) -> None:
-        try:
-            self._wait(*found, is_late=not is_timed or are_ready(found[1]), is_timed=is_timed)
-        except BaseException as error:
-            self._answer_for(found[0], error)
-            raise
-
-    def _wait(
-        self, job: "Job", arrays: list[Any], restarts: int, began: float, *, is_late: bool, is_timed: bool = True
-    ) -> None:
+    def _wait(self, job: "Job", arrays: list[Any], began: float, is_timed: bool = True) -> None:
+        is_late = not is_timed or are_ready(arrays)
         try:
             try:
                 job.wait(arrays, self._busy_until)
@@ -275,10 +257,7 @@ class DispatchThread(ThreadOwner, CounterSource):
             # The traceback shows only this wait. It would say nothing, and keep the arrays alive.
             job.failed(ORIGINS.cause_of(error.with_traceback(None), job.inputs()))
             return
-        if restarts == self.restarts:
-            job.ready()
-        else:
-            job.failed(self._restarted())
+        job.ready()
 
     def _was_busy(self, began: float, *, is_late: bool, is_timed: bool) -> None:
         """Count the time of a computation, without the part in which an earlier one was computed."""
@@ -294,37 +273,18 @@ class DispatchThread(ThreadOwner, CounterSource):
         if is_timed:
             self._timed_seconds = seconds
 
-    def _answer_for(self, job: "Job", error: BaseException) -> None:
-        """Fail the job that a thread was busy with when it died: no other code would release the callers."""
-        with suppress(Exception):  # the call of `failed` may be the one that has just raised
-            job.failed(self._restarted(error))
-
-    def _ran_to_end(self, run: Callable[[], None]) -> bool:
-        """Run the loop of a thread; return False if the loop has raised an error, and has to begin anew.
-
-        Submitted jobs stay in the queue. Jobs in flight fail with `ActorRestarted`, because the state of the device is
-        not known. Each restart costs at least one attempt of a job, so the restarts end.
-        """
+    def _safely(self, job: "Job", step: Callable[..., None], *args: Any) -> None:
+        """Take a step of a job. If the step raises, although it handles errors of the job, fail the job, and go on."""
         try:
-            run()
-        except BaseException as error:  # noqa: BLE001 - nothing is expected to arrive here
+            step(*args)
+        except BaseException as cause:  # noqa: BLE001 - nothing is expected here, and other jobs need the thread
             self.restarts += 1
-            logs.warning("device.restarted", device=self._name, restarts=self.restarts, error=repr(error))
-            return False
-        return True
-
-    def _restarted(self, cause: BaseException | None = None) -> ActorRestarted:
-        after = "" if cause is None else f", after: {cause!r}"
-        error = ActorRestarted(f"the thread of device {self._name} was restarted while this call was on its way{after}")
-        error.__cause__ = cause
-        return error
-
-
-def _failing(error: Exception) -> "Callable[[Job], None]":
-    def fail(job: "Job") -> None:
-        job.failed(copy_of(error).with_traceback(None))
-
-    return fail
+            logs.warning("device.restarted", device=self._name, restarts=self.restarts, error=repr(cause))
+            error = ActorRestarted(f"the thread of device {self._name} could not go on with this call: {cause!r}")
+            error.__cause__ = cause
+            with suppress(Exception):  # the call of `failed` may be the one that has just raised
+                job.failed(error)
+            del error  # break the cycle of error, cause, traceback and frame
 
 
 class DispatchThreads:
@@ -362,7 +322,7 @@ class DispatchThreads:
         return leases == 1
 
     def _start(self, placement: Placement) -> DispatchThread:
-        return DispatchThread(placement.name, lambda: self_check().verify(placement.devices[0]))
+        return DispatchThread(placement.name, lambda: SELF_CHECK.verify(placement.devices[0]))
 
 
 # One object for the process, because the process shares the devices.
@@ -469,6 +429,8 @@ class Job:
         span = self._span
         if executable is None:
             executable = CACHE.find(self._jitted, self._args, (self._leaves, structure))
+        elif span is not None:
+            span.dispatching()
         if executable is None:
             if self.times is not None:
                 self.times.compile_begins()
@@ -479,10 +441,8 @@ class Job:
             self._over()
             return None
         self.has_run = True
-        if jax_profiles():
-            with named_in_jax_profile(self._jitted.name, [call.frame for call in self.calls]):
-                self._given = self._enqueue(executable, self._args)
-        else:
+        frames = [call.frame for call in self.calls]
+        with named_in_jax_profile(self._jitted.name, frames) if jax_profiles() else nullcontext():
             self._given = self._enqueue(executable, self._args)
         if self.times is not None:
             self.times.dispatched()
@@ -593,7 +553,6 @@ class Job:
     def _place(self, args: tuple[Any, ...], parameters: tuple[int, ...]) -> tuple[Any, ...]:
         """Return the arguments, with each parameter replaced by its copy on the device."""
         placed = self._device.parameters
-        placed.placed_since(self._device.thread.restarts)
         return tuple([
             placed.place((self._jitted, index), arg, self._span) if index in parameters else arg
             for index, arg in enumerate(args)
@@ -612,8 +571,6 @@ class Job:
         """Continue with the outcome of the compilation. A second `find` would count a hit besides the miss."""
         if self.times is not None:
             self.times.compile_ended()
-        if self._span is not None and not isinstance(compiled, BaseException):
-            self._span.dispatching()
         self._compiled = compiled
         self.submit()
 
@@ -672,13 +629,6 @@ class SingleJob(Job):
         self._parameters = parameters
         self._returns_pending = call.returns_pending
 
-    def begin(self) -> bool:
-        """Return whether the caller still waits for the job; if not, the job is over."""
-        call = self.calls[0]
-        if call.wait is None and not call.is_left:  # nearly always
-            return True
-        return super().begin()
-
     def claim(self) -> bool:
         """Return False if the call was taken back; after True it cannot be taken back."""
         call = self.calls[0]
@@ -694,8 +644,7 @@ class SingleJob(Job):
         if not self._returns_pending:
             return args
         # The caller continues before the program has run, and may write to a buffer that on a CPU is the argument.
-        call = self.calls[0]
-        return all_owned(args, call.size_bytes if call.is_plain else None)
+        return tuple(map(owned, args))
 
     def hand_on(self, arrays: list[Any]) -> None:
         """Give the result to the caller before it is ready, if the caller accepts that.
@@ -717,18 +666,6 @@ class SingleJob(Job):
             else:
                 self._on_over = None
                 post(self._queue.give, call, self._given)
-
-    def ready(self) -> None:
-        """Give the caller its result."""
-        if self._is_over or self.times is not None or self._span is not None:
-            super().ready()
-            return
-        # Nearly always this shorter code runs: the work of `ready`, `results_of`, `_over` and `settle` for one result.
-        if self._origin is not None:
-            ORIGINS.over(self._origin, None)
-        if self._on_over is not None:
-            self._device.mailbox.post(self._queue.give, self.calls[0], self._given)
-        self._is_over, self._on_over, self._args, self._given, self._leaves = True, None, None, None, []
 
     def results_of(self, given: Any) -> list[Any]:
         """Return the program's result as the result of the only call."""

@@ -67,7 +67,7 @@ class JobTimes:
     _left_at: float | None = None
     _back_seconds: float | None = None
     _parts: list[_Part] = field(default_factory=list[_Part])
-    _compile_began: float | None = None
+    _compile_began: float = 0.0
     _compile_seconds: float = 0.0
     _placing_began: float = 0.0
     _placed_at: float = 0.0
@@ -99,9 +99,7 @@ class JobTimes:
 
     def compile_ended(self) -> None:
         """Note that the compilation of the job's program has ended, also with an error."""
-        if self._compile_began is not None:
-            self._compile_seconds += perf_counter() - self._compile_began
-            self._compile_began = None
+        self._compile_seconds = perf_counter() - self._compile_began
 
     def place(
         self, executable: Executable, args: tuple[Any, ...], around: Callable[[int], AbstractContextManager[None]]
@@ -181,7 +179,6 @@ class JobTimes:
             frames: the frame of each call of the job; None for a call that does not come from a node.
             samplers: the sampler of each call, which measures the node.
         """
-        self.compile_ended()
         self.came_back()
         rows, padding_share = (0, 0.0) if stacked is None else (stacked.size, stacked.padding_share)
         node, device = jitted.name, jitted.placement.name

@@ -38,7 +38,6 @@ class PlacedParameters:
 
     def __init__(self) -> None:
         self._present: dict[tuple[JittedFunction, int], _Placed] = {}
-        self._restarts = 0
 
     def place(self, user: "tuple[JittedFunction, int]", value: Any, span: "JobSpan | None" = None) -> Any:
         """Return the array of a parameter on the device; its transfer may still be under way. On the dispatch thread.
@@ -61,12 +60,6 @@ class PlacedParameters:
             self._present[user] = present
         return present.placed
 
-    def placed_since(self, restarts: int) -> None:
-        """Forget the parameters that were placed before the last restart of the device's thread."""
-        if restarts != self._restarts:
-            self._restarts = restarts
-            self._present.clear()
-
 
 def owned(value: Any) -> Any:
     """Return a pytree with copies of its NumPy arrays: on a CPU, JAX would use the arrays of the user in place."""
@@ -76,23 +69,6 @@ def owned(value: Any) -> Any:
     if not not_on_device(leaves):
         return value
     return structure.unflatten([aligned_copy(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
-
-
-def all_owned(args: tuple[Any, ...], size_bytes: int | None) -> tuple[Any, ...]:
-    """Return arguments with copies of their NumPy arrays, as `owned` makes them.
-
-    Args:
-        args: the arguments.
-        size_bytes: how many bytes of the arguments are on the host; None if that is not known.
-    """
-    copied_bytes, own = 0, list(args)
-    for at, arg in enumerate(args):
-        if isinstance(arg, np.ndarray):
-            own[at] = aligned_copy(arg)
-            copied_bytes += arg.nbytes
-    if copied_bytes == size_bytes:  # nearly always: there may be many leaves to look at
-        return tuple(own)
-    return tuple([owned(arg) if mine is arg else mine for arg, mine in zip(args, own, strict=True)])
 
 
 EVERYTHING: Final = range(sys.maxsize)  # contains the id of every object

@@ -132,7 +132,7 @@ def _explanation(device: Device, found: Any, right: Any) -> str:
 
 
 # One object for the process, because the process shares the devices.
-_SELF_CHECK: Final = SelfCheck()
+SELF_CHECK: Final = SelfCheck()
 
 
 def check_device(device: Device) -> SelfCheckResult:
@@ -141,9 +141,4 @@ def check_device(device: Device) -> SelfCheckResult:
     Args:
         device: the device, as `select` returns it.
     """
-    return self_check().check(device)
-
-
-def self_check() -> SelfCheck:
-    """Return the self-check of this process."""
-    return _SELF_CHECK
+    return SELF_CHECK.check(device)

@@ -97,7 +97,7 @@ OBSERVED: Final = (
     Observed(names.METRIC_BATCH_ITEMS, "counter", "{item}", "Items in them."),
     Observed(names.METRIC_BATCH_ELEMENTS, "counter", "{element}", "Elements of their arrays, real ones and padding."),
     Observed(names.METRIC_DEVICE_BUSY_TIME, "counter", "s", "Time in which a device had something to compute."),
-    Observed(names.METRIC_DEVICE_RESTARTS, "counter", "{restart}", "Threads of devices that died and began anew."),
+    Observed(names.METRIC_DEVICE_RESTARTS, "counter", "{restart}", "Calls that a thread of a device gave up."),
     Observed(names.METRIC_COMPILE_PROGRAMS, "counter", "{program}", "Programs that were compiled."),
     Observed(names.METRIC_COMPILE_TIME, "counter", "s", "Time spent tracing, lowering and compiling, also in vain."),
     Observed(names.METRIC_COMPILE_CACHE_HITS, "counter", "{call}", "Calls whose program was there."),

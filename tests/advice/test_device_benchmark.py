@@ -68,6 +68,6 @@ def test_the_time_must_be_one(seconds: float) -> None:
 
 def test_a_device_that_computes_wrong_values_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = SelfCheck(lambda device, matrix: matrix[0])
-    monkeypatch.setattr("penstock.devices.self_check.self_check", lambda: wrong)
+    monkeypatch.setattr("penstock.devices.self_check.SELF_CHECK", wrong)
     with pytest.raises(ps.DeviceError, match="computes wrong values"):
         devices.benchmark("cpu")

@@ -101,7 +101,7 @@ def test_a_platform_that_cannot_start_is_told() -> None:
 
 def test_a_jax_that_computes_wrong_values_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = SelfCheck(lambda device, matrix: matrix[0])
-    monkeypatch.setattr("penstock.devices.self_check.self_check", lambda: wrong)
+    monkeypatch.setattr("penstock.devices.self_check.SELF_CHECK", wrong)
     found = devices.status()
     assert [check.passed for check in found.self_checks] == [False] * len(found.self_checks)
     assert "wrong-values" in [advice.code for advice in found.recommendations]
