@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +19,16 @@ from ..telemetry.profiling.collectors import Collector
 from ..telemetry.profiling.records import DeviceWork
 from .compile_thread import CompileThread
 from .enqueue_order import ENQUEUE_ORDER, has_collectives
-from .programs import DEFAULT_CAPACITY, Configuration, Executable, Leaf, Programs, Signature, current, signature_of
+from .programs import (
+    Configuration,
+    Executable,
+    Leaf,
+    Signature,
+    current,
+    signature_of,
+    types_of,
+    unkeyed_jax_options,
+)
 from .recompilation import Compiled, CompileLog, arguments_text, origin_of, parameter_name
 from .shardings import Placement
 from .untyped_jax import jax
@@ -169,7 +179,6 @@ def build(jitted: JittedFunction, configuration: Configuration, signature: Signa
         return f"{place} with ({arguments_text(jitted.parameters, signature)}){remedy}"
 
     with Noted(note):
-        _refuse_coroutines(jitted)
         with configuration.entered():
             return _build(jitted, signature)
 
@@ -249,14 +258,6 @@ class _Described:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=weak_type)
 
 
-def _refuse_coroutines(jitted: JittedFunction) -> None:
-    if inspect.iscoroutinefunction(inspect.unwrap(jitted.fn)):
-        raise TypeError(
-            f"node {jitted.name!r} is an `async def`, and runs on a device: make it a plain function of arrays, and "
-            "await in a @node before or after it"
-        )
-
-
 def _refuse_effects(jitted: JittedFunction, jaxpr: Any) -> None:
     if jitted.pure and jaxpr.effects:
         effects = ", ".join(sorted({str(effect) for effect in jaxpr.effects}))
@@ -270,9 +271,18 @@ OnCompiled: TypeAlias = Callable[[Executable | BaseException], object]
 _IsWanted: TypeAlias = Callable[[], bool]
 _Waiter: TypeAlias = tuple[OnCompiled, Context | None, _IsWanted]
 
+# A node with buckets has ten programs (300 random lengths made 9), so 256 programs serve 25 such nodes. A small program
+# takes 0.4 MB of memory on a CPU, four layers of a network 0.6: a full cache holds 100 to 160 MB.
+DEFAULT_CAPACITY: Final = 256
+_Key: TypeAlias = tuple[JittedFunction, Configuration, Signature]
+# Leaves and structure of arguments.
+_Flat: TypeAlias = tuple[list[Any], Any]
+# Configuration, structure and types of the leaves of the last call of a function, and its program.
+_LastProgram: TypeAlias = tuple[Configuration, Any, list[Any], Executable]
 
-class CompileCache(Programs[JittedFunction], CounterSource):
-    """Compiles programs and keeps them. To compile, a lease of the thread is needed.
+
+class CompileCache(CounterSource):
+    """Compiles programs, and keeps those that were used last. To compile, a lease of the thread is needed.
 
     The threads of devices call `find` and `last_program`; any thread may call the other methods.
 
@@ -280,20 +290,23 @@ class CompileCache(Programs[JittedFunction], CounterSource):
         thread: compiles, from the first lease on.
     """
 
-    # Ownership: `_lock` guards `_waiting` and the held programs, so that a program is either held or waited for, and is
-    # compiled once. The compile thread calls the waiters back without the lock.
+    # Ownership: `_lock` guards `_waiting` and `_held`, so that a program is either held or waited for, and is compiled
+    # once. The compile thread calls the waiters back without the lock. The threads of devices call `find` and
+    # `last_program`, each for functions that no other thread runs. They own `hits` and `used` of the programs. `find`
+    # writes `_last_programs` under `_lock`, too, so that no dropped program stays there; it reads without the lock.
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         """Make an empty cache, without a thread.
 
         Args:
             capacity: the most programs to keep.
-
-        Raises:
-            ValueError: `capacity` is below 1.
         """
-        super().__init__(capacity)
-        self._waiting: dict[tuple[Any, ...], list[_Waiter]] = {}
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._held: dict[_Key, Executable] = {}
+        self._last_programs: dict[JittedFunction, _LastProgram] = {}  # a program that is held, for each function
+        self._uses = itertools.count(1)
+        self._waiting: dict[_Key, list[_Waiter]] = {}
         self.thread = CompileThread()
         metrics.opened(self)
 
@@ -301,6 +314,58 @@ class CompileCache(Programs[JittedFunction], CounterSource):
         """Yield how often each program in the cache was found, for metrics. Other counts are kept by the events."""
         for (jitted, *_), executable in list(self._held.items()):
             yield _reading(names.METRIC_COMPILE_CACHE_HITS, jitted, executable.hits)
+
+    def find(self, jitted: JittedFunction, args: tuple[Any, ...], flat: _Flat | None = None) -> Executable | None:
+        """Return the program for a call; None if no program was compiled for the signature, or it was evicted.
+
+        Args:
+            jitted: the function to call.
+            args: all arguments of the call, static ones included.
+            flat: leaves and structure of `args`, if the caller knows them.
+
+        Raises:
+            TypeError: an argument is neither an array nor static; the message names node, parameter and remedy.
+        """
+        configuration = current()
+        # A call is nearly always like the last call, and to compare the two is faster than to make a signature.
+        leaves, structure = flat or jax.tree.flatten(args)
+        types = None if jitted.static_argnums else types_of(leaves)
+        executable: Executable | None
+        last = self._last_programs.get(jitted)
+        if last is not None and last[0] is configuration and last[1] == structure and last[2] == types:
+            executable = last[-1]
+        else:
+            signature = signature_of(args, jitted.static_argnums, configuration, jitted)
+            executable = self._held.get((jitted, configuration, signature))
+            if executable is None:
+                return None
+            if last is not None and last[-1] is not executable:
+                last[-1].forget_last()
+        if types is not None:
+            with self._lock:
+                if executable.is_held:  # keep the last call's types: results of one program share their type objects
+                    self._last_programs[jitted] = configuration, structure, types, executable
+        executable.hits += 1
+        executable.used = next(self._uses)
+        return executable
+
+    def last_program(self, jitted: JittedFunction) -> Executable | None:
+        """Return the program of the last calls of a function, if `enqueue_like_last` may run the next call."""
+        last = self._last_programs.get(jitted)
+        if (
+            last is None
+            or not last[-1].is_like_last
+            or unkeyed_jax_options is None
+            or unkeyed_jax_options() != last[0].unkeyed_jax_options
+        ):
+            return None
+        executable = last[-1]
+        executable.hits += 1
+        executable.used = next(self._uses)
+        return executable
+
+    def __len__(self) -> int:
+        return len(self._held)
 
     def compile(
         self,
@@ -355,54 +420,58 @@ class CompileCache(Programs[JittedFunction], CounterSource):
         self, jitted: JittedFunction, configuration: Configuration, signature: Signature, refusal: BaseException | None
     ) -> None:
         outcome: Executable | BaseException
-        work: DeviceWork | None = None
         key = jitted, configuration, signature
-        if refusal is None and (left := self._left(key)):
-            for on_done, *_ in left:
-                _tell(on_done, DeviceError(f"{jitted.name!r} was not compiled: its callers had left"))
-            return
+        with self._lock:
+            waiting = self._waiting[key]
+            if refusal is None and not any(is_wanted() for *_, is_wanted in waiting):
+                refusal = DeviceError(f"{jitted.name!r} was not compiled: its callers had left")
+            if refusal is not None:
+                del self._waiting[key]
+            traces = [trace for _, trace, _ in waiting if trace is not None]
         if refusal is not None:
-            outcome = refusal
-        else:
-            started = time.perf_counter()
-            with self._lock:
-                traces = [trace for _, trace, _ in self._waiting[key] if trace is not None]
-            try:
-                with (
-                    jax.profiler.TraceAnnotation(f"compile {jitted.name}"),  # its name in a profile that JAX takes
-                    spans.compiling(
-                        jitted.name, jitted.placement.name, lambda: arguments_text(jitted.parameters, signature), traces
-                    ),
-                ):
-                    outcome = build(jitted, configuration, signature)
-            except BaseException as error:  # noqa: BLE001 - the callers get every error, and this thread goes on
-                outcome = error
-            ended = time.perf_counter()
-            jitted.log.spent(ended - started)
-            metrics.add([_reading(names.METRIC_COMPILE_TIME, jitted, ended - started)])
-            work = DeviceWork("compile", jitted.placement.name, jitted.name, started, ended)
+            _tell(waiting, refusal)
+            return
+        started = time.perf_counter()
+        try:
+            with (
+                jax.profiler.TraceAnnotation(f"compile {jitted.name}"),  # its name in a profile that JAX takes
+                spans.compiling(
+                    jitted.name, jitted.placement.name, lambda: arguments_text(jitted.parameters, signature), traces
+                ),
+            ):
+                outcome = build(jitted, configuration, signature)
+        except BaseException as error:  # noqa: BLE001 - the callers get every error, and this thread goes on
+            outcome = error
+        work = DeviceWork("compile", jitted.placement.name, jitted.name, started, time.perf_counter())
+        jitted.log.spent(work.ended - started)
+        metrics.add([_reading(names.METRIC_COMPILE_TIME, jitted, work.ended - started)])
         evicted: list[tuple[JittedFunction, Executable]] = []
         with self._lock:
-            waiting = self._waiting.pop(key)
+            del self._waiting[key]
             if isinstance(outcome, Executable):
-                evicted = self._keep(key, outcome)
+                outcome.used, outcome.is_held = next(self._uses), True
+                self._held[key] = outcome
+                evicted = self._evict()
         if isinstance(outcome, Executable):
             reasons = jitted.log.compiled(jitted.name, jitted.facts(configuration, signature), outcome)
-            work = work and work._replace(again=tuple([(one._what, one.remedy) for one in reasons if one.remedy]))
+            work = work._replace(again=tuple([(one._what, one.remedy) for one in reasons if one.remedy]))
             metrics.add([_reading(names.METRIC_COMPILE_PROGRAMS, jitted, 1)])
             _let_go(evicted)
-        if work is not None:
-            collectors.report(Collector.device_worked, work)
-        for number, (on_done, *_) in enumerate(waiting):
-            _tell(on_done, copy_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
+        collectors.report(Collector.device_worked, work)
+        _tell(waiting, outcome)
         del outcome  # break the cycle of error, traceback and frame
 
-    def _left(self, key: tuple[Any, ...]) -> list[_Waiter]:
-        """Remove and return the waiters of a program if all of them have left; otherwise return an empty list."""
-        with self._lock:
-            if any(is_wanted() for *_, is_wanted in self._waiting[key]):
-                return []
-            return self._waiting.pop(key)
+    def _evict(self) -> list[tuple[JittedFunction, Executable]]:
+        evicted: list[tuple[JittedFunction, Executable]] = []
+        while len(self._held) > self._capacity:
+            # One scan for each compilation: so `find` has to write only a number.
+            key = min(self._held, key=lambda key: self._held[key].used)
+            executable = self._held.pop(key)
+            executable.is_held = False
+            if self._last_programs.get(key[0], (None,))[-1] is executable:
+                del self._last_programs[key[0]]
+            evicted.append((key[0], executable))
+        return evicted
 
 
 def _let_go(evicted: list[tuple[JittedFunction, Executable]]) -> None:
@@ -422,11 +491,10 @@ def _reading(metric: str, jitted: JittedFunction, value: float) -> Reading:
     return series(metric, (names.NODE, jitted.name)), value, None
 
 
-def _tell(on_done: OnCompiled, outcome: Executable | BaseException) -> None:
-    try:
-        on_done(outcome)
-    except Exception as error:  # noqa: BLE001 - the thread goes on for other callers
-        logs.warning("program.callback_failed", error=repr(error))
+def _tell(waiting: list[_Waiter], outcome: Executable | BaseException) -> None:
+    """Give the outcome of a compilation to its waiters, each with an error object of its own."""
+    for number, (on_done, *_) in enumerate(waiting):
+        on_done(copy_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
 
 
 # One cache for the process: a program never changes and costs seconds, while event loops come and go.

@@ -1,17 +1,13 @@
-"""Compiled programs: their signatures, how a program is called and waited for, and the cache that keeps programs.
-
-All of this is in one file, because each call on a device passes through all of it.
-"""
+"""Compiled programs: their signatures, and how a program is called and waited for."""
 
 import contextlib
 import importlib
-import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter, is_
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -673,121 +669,3 @@ class Executable:
     def memory(self) -> Any:
         """The memory that a call takes on each device, as XLA's `argument_size_in_bytes` and so on; None if unknown."""
         return self._compiled.memory_analysis()
-
-
-# A node with buckets has ten programs (300 random lengths made 9), so 256 programs serve 25 such nodes. A small program
-# takes 0.4 MB of memory on a CPU, four layers of a network 0.6: a full cache holds 100 to 160 MB.
-DEFAULT_CAPACITY: Final = 256
-_Key: TypeAlias = tuple[Any, ...]
-# Leaves and structure of arguments.
-_Flat: TypeAlias = tuple[list[Any], Any]
-# Configuration, structure and types of the leaves of the last call of a function, and its program.
-_LastProgram: TypeAlias = tuple[Configuration, Any, list[Any], Executable]
-
-
-class Function(Names, Protocol):
-    """A function that programs are compiled from, with the parts that `Programs` needs: a `JittedFunction`."""
-
-    @property
-    def static_argnums(self) -> tuple[int, ...]:
-        """Positions of the hashable arguments that a program is compiled for."""
-        ...
-
-
-F = TypeVar("F", bound=Function)
-
-
-class Programs(Generic[F]):
-    """Holds at most `capacity` compiled programs, and drops the programs that were not used for the longest time."""
-
-    # Ownership: the threads of devices call `find` and `last_program`, each for functions that no other thread runs.
-    # They own `hits` and `used` of the programs. Any thread may add and drop programs, under `_lock`. `find` writes
-    # `_last_programs` under `_lock`, too, so that no dropped program stays there; `find` reads without the lock.
-
-    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
-        """Make an empty cache.
-
-        Args:
-            capacity: the most programs to keep.
-
-        Raises:
-            ValueError: `capacity` is below 1.
-        """
-        if capacity < 1:
-            raise ValueError(f"capacity must be at least 1, got {capacity}")
-        self._capacity = capacity
-        self._lock = threading.Lock()
-        self._held: dict[_Key, Executable] = {}
-        self._last_programs: dict[F, _LastProgram] = {}  # a program that is held, for each function
-        self._uses = itertools.count(1)
-
-    def find(self, jitted: F, args: tuple[Any, ...], flat: _Flat | None = None) -> Executable | None:
-        """Return the program for a call; None if no program was compiled for the signature, or it was evicted.
-
-        Args:
-            jitted: the function to call.
-            args: all arguments of the call, static ones included.
-            flat: leaves and structure of `args`, if the caller knows them.
-
-        Raises:
-            TypeError: an argument is neither an array nor static; the message names node, parameter and remedy.
-        """
-        configuration = current()
-        # A call is nearly always like the last call, and to compare the two is faster than to make a signature.
-        leaves, structure = flat or jax.tree.flatten(args)
-        types = None if jitted.static_argnums else types_of(leaves)
-        executable: Executable | None
-        last = self._last_programs.get(jitted)
-        if last is not None and last[0] is configuration and last[1] == structure and last[2] == types:
-            executable = last[-1]
-        else:
-            signature = signature_of(args, jitted.static_argnums, configuration, jitted)
-            executable = self._held.get((jitted, configuration, signature))
-            if executable is None:
-                return None
-            if last is not None and last[-1] is not executable:
-                last[-1].forget_last()
-        if types is not None:
-            with self._lock:
-                if executable.is_held:  # keep the last call's types: results of one program share their type objects
-                    self._last_programs[jitted] = configuration, structure, types, executable
-        executable.hits += 1
-        executable.used = next(self._uses)
-        return executable
-
-    def last_program(self, jitted: F) -> Executable | None:
-        """Return the program of the last calls of a function, if `enqueue_like_last` may run the next call."""
-        last = self._last_programs.get(jitted)
-        if (
-            last is None
-            or not last[-1].is_like_last
-            or unkeyed_jax_options is None
-            or unkeyed_jax_options() != last[0].unkeyed_jax_options
-        ):
-            return None
-        executable = last[-1]
-        executable.hits += 1
-        executable.used = next(self._uses)
-        return executable
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def _keep(self, key: _Key, executable: Executable) -> list[tuple[F, Executable]]:
-        """Hold a program, and return the programs that are dropped for it. Called under `_lock`."""
-        executable.used = next(self._uses)
-        self._held[key] = executable
-        executable.is_held = True
-        return self._evict()
-
-    def _evict(self) -> list[tuple[F, Executable]]:
-        evicted: list[tuple[F, Executable]] = []
-        while len(self._held) > self._capacity:
-            # One scan for each compilation: so `find` has to write only a number.
-            key = min(self._held, key=lambda key: self._held[key].used)
-            executable = self._held.pop(key)
-            executable.is_held = False
-            if self._last_programs.get(key[0], (None,))[-1] is executable:
-                del self._last_programs[key[0]]
-            evicted.append((key[0], executable))
-        return evicted

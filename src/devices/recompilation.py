@@ -20,9 +20,8 @@ from .untyped_jax import jax
 # (300 random sizes: 183 programs and 12 s without buckets, 9 programs and 0.6 s with buckets).
 MANY_SHAPES: Final = 8
 
-_SAME_SHAPE: Final = "pass arrays of the same shape"
 _REMEDIES: Final = {
-    "shape": f"{_SAME_SHAPE}, or of a few; a device node with batch=devices.DeviceBatch(buckets=...), and pad_axes= "
+    "shape": "pass arrays of the same shape, or of a few; a device node with batch=devices.DeviceBatch(buckets=...), and pad_axes= "
     "for ragged axes, bounds their number; for whole arrays, node.vmap(batch_size=...) does",
     "dtype": "convert the argument to one dtype before the node",
     "weak type": "pass an array with a dtype instead of a Python number, or always the number",
@@ -155,24 +154,16 @@ def _argument_differences(after: Compiled, position: int, old: Any, new: Any) ->
     for path, was, is_now in leaves:
         texts = _leaf_text(was), _leaf_text(is_now)
         if was[0] != is_now[0]:
-            yield name + path, "shape", *texts, _remedy_of_shape(after, position, was[0], is_now[0])
+            is_meant = _is_bucketed(after, position, was[0], is_now[0])
+            yield name + path, "shape", *texts, "" if is_meant else _REMEDIES["shape"]
         elif was != is_now:
             yield _difference(name + path, "dtype" if was[1] != is_now[1] else "weak type", *texts)
 
 
-def _remedy_of_shape(after: Compiled, position: int, old: tuple[int, ...], new: tuple[int, ...]) -> str:
-    """Return a remedy that bounds the shapes of an argument; an empty text if its buckets bound them already."""
-    if not after.bucketed:
-        return _REMEDIES["shape"]
-    padded = after.bucketed[position]
+def _is_bucketed(after: Compiled, position: int, old: tuple[int, ...], new: tuple[int, ...]) -> bool:
+    """Return whether the buckets of a batch bound the number of an argument's shapes."""
     changed = {axis for axis, (was, is_now) in enumerate(zip_longest(old, new)) if was != is_now}
-    if len(old) == len(new) and changed <= padded:
-        return ""
-    if len(old) != len(new) or not padded:  # padding adds no axes, and pads only arguments with rows
-        return _SAME_SHAPE
-    axes = sorted(axis - 1 for axis in changed | padded if axis)  # counted in the array of one item
-    wanted, name = axes[0] if len(axes) == 1 else tuple(axes), parameter_name(after.parameters, position)
-    return f"{_SAME_SHAPE}, or have its Batch pad them to a few: pad_axes={{{name!r}: {wanted}}}"
+    return len(old) == len(new) and bool(after.bucketed) and changed <= after.bucketed[position]
 
 
 def _leaf_text(leaf: Any) -> str:

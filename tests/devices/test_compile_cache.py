@@ -270,14 +270,6 @@ def test_the_interpreter_ends_in_order_while_something_is_compiled(end: str, sta
     assert sorted(child.stdout.split()) == ["EngineClosedError", "EngineClosedError", "Executable"]
 
 
-def test_a_coroutine_function_is_refused_before_it_is_called() -> None:
-    async def fn(x: Any) -> Any:
-        return x
-
-    with leased(CompileCache()) as cache, pytest.raises(TypeError, match=r"node 'node' is an `async def`.*@node"):
-        called(cache, program(fn), X)
-
-
 def effectful(x: jax.Array) -> jax.Array:
     jax.debug.print("{}", x)
     return x
@@ -293,11 +285,6 @@ def test_effects_are_fine_if_the_user_says_so(capfd: pytest.CaptureFixture[str])
         called(cache, program(effectful, pure=False), X).block_until_ready()
         jax.effects_barrier()
     assert "[1. 1. 1.]" in capfd.readouterr().out
-
-
-def test_a_capacity_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        CompileCache(0)
 
 
 def test_the_cache_keeps_as_many_programs_as_are_asked_for() -> None:
