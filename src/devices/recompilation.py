@@ -246,7 +246,7 @@ class CompileLog:
             if (memory := executable.memory) is not None
         ]  # fmt: skip
 
-    def is_first(self, cause: Hashable) -> bool:
+    def _is_first(self, cause: Hashable) -> bool:
         """Return True at the first call with a cause, so that each cause is logged once."""
         with self._lock:
             if cause in self._told:
@@ -288,9 +288,9 @@ class CompileLog:
         for reason in reasons:
             shapes, told = self._shapes.get(reason.argument, 0), {"node": node, "argument": reason.argument}
             is_shape = reason.cause == "shape" and shapes >= MANY_SHAPES
-            if reason.remedy and is_shape and self.is_first(("many shapes", reason.argument)):
+            if reason.remedy and is_shape and self._is_first(("many shapes", reason.argument)):
                 logs.warning("program.many_shapes", **told, programs=shapes, remedy=reason.remedy)
-            elif reason.remedy and self.is_first((reason.cause, reason.argument)):
+            elif reason.remedy and self._is_first((reason.cause, reason.argument)):
                 logs.warning(
                     "program.recompiled", **told, cause=reason.cause, before=reason.before, after=reason.after,
                     remedy=reason.remedy,

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import structlog
@@ -244,38 +243,6 @@ def test_programs_of_a_node_that_are_meant_to_be_several_are_not_explained(cache
     called(cache, program(jax.vmap(fn), log=log), ones(3))
     assert log.statistics().recompilations == ()
     assert log.statistics().programs == 4
-    assert events == []
-
-
-def nested(captured: Any, x: Any) -> Any:
-    return jax.lax.cond(x.sum() > 0, jax.jit(lambda y: y + captured), lambda y: y, x)
-
-
-@pytest.mark.parametrize("simplified", [False, True])
-@pytest.mark.parametrize("make", [np.asarray, jnp.asarray])
-@pytest.mark.parametrize("apply", [lambda captured, x: x + captured, nested])
-def test_large_captured_constants_are_warned_of(
-    apply: Any, make: Any, simplified: bool, cache: CompileCache, events: Events
-) -> None:
-    if simplified and make is np.asarray and jax.__version_info__ < (0, 10):
-        pytest.skip("this JAX cannot lower a NumPy constant of an inner function with this option of its own")
-    captured = make(np.random.default_rng(0).random((512, 1024), np.float32))  # 2 MB
-    before = jax.config.jax_use_simplified_jaxpr_constants
-    jax.config.update("jax_use_simplified_jaxpr_constants", simplified)
-    try:
-        node = program(lambda x: apply(captured, x))
-        np.testing.assert_allclose(called(cache, node, ones(1024).reshape(1, 1024) * ones(512, 1)), 1 + captured)
-    finally:
-        jax.config.update("jax_use_simplified_jaxpr_constants", before)
-    [event] = events
-    assert (event["event"], event["node"], event["bytes"]) == ("program.captured_constants", "node", 1 << 21)
-    assert event["largest"] == ["float32[512, 1024]"]
-    assert "@resource" in event["remedy"]
-
-
-def test_small_captured_constants_and_arguments_are_not(cache: CompileCache, events: Events) -> None:
-    table = ones(1000)
-    called(cache, program(lambda x: x.sum() + table.sum()), ones(1024, 1024))
     assert events == []
 
 
