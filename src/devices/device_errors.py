@@ -1,11 +1,10 @@
 """Errors of devices: the computation that an error comes from, and explanations of JAX's errors."""
 
-import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from .._errors import DeviceError, copy_of
+from .._errors import DeviceError, copy_of, with_cause
 from ..actors.frame import blame
 from .programs import Names, is_device_array, is_ready
 from .untyped_jax import jax
@@ -149,28 +148,18 @@ def explained(error: BaseException, jitted: Names, args: Sequence[Any]) -> BaseE
         jitted: the function that was called.
         args: the arguments of the call.
     """
-    text, found = str(error), ""
-    kind: type[Exception] = DeviceError
     # JAX's own `jit` turns this private type into the public one.
     if type(error).__name__ == "InternalFloatingPointError":
-        what, kind = "infinity" if "inf" in error.args[1:] else "NaN", FloatingPointError
+        what = "infinity" if "inf" in error.args[1:] else "NaN"
         found = f"{jitted.name!r} gave a {what}, which jax_debug_nans or jax_debug_infs refuses"
-    leaves = [(place, leaf) for place, arg in enumerate(args) for leaf in jax.tree.leaves(arg) if is_device_array(leaf)]
-    pairs = itertools.combinations(leaves, 2) if "donated in the same call" in text else ()
-    for one, other in ((one, other) for (one, array), (other, same) in pairs if array is same):
-        found = found or (
-            f"{jitted.name!r}: arguments {jitted.parameter(one)!r} and {jitted.parameter(other)!r} hold the same "
-            "array, and its memory is donated: pass a copy as one of the two, or do not donate the array"
-        )
-    # A call that fails after it has begun has lost its donated arguments, too.
-    gone = (place for place, leaf in leaves if "has been deleted" in text and leaf.is_deleted())
-    if not found and (place := next(gone, None)) is not None:
-        found = (
-            f"{jitted.name!r}: the memory of argument {jitted.parameter(place)!r} was donated to an earlier call, so "
-            "the argument cannot be read again: pass the result of that call, or do not donate the argument"
-        )
-    if not found:
-        return error
-    better = kind(found)
-    better.__cause__ = error
-    return better
+        return with_cause(FloatingPointError(found), error)
+    if "has been deleted" in str(error):  # a call that fails after it has begun has lost its donated arguments, too
+        for place, arg in enumerate(args):
+            if any(is_device_array(leaf) and leaf.is_deleted() for leaf in jax.tree.leaves(arg)):
+                found = (
+                    f"{jitted.name!r}: the memory of argument {jitted.parameter(place)!r} was donated to an earlier "
+                    "call, so the argument cannot be read again: pass the result of that call, or do not donate the "
+                    "argument"
+                )
+                return with_cause(DeviceError(found), error)
+    return error

@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .._errors import ActorRestarted, copy_of
+from .._errors import ActorRestarted, copy_of, with_cause
 from ..actors.threads import ThreadOwner
 from ..telemetry import logs, metrics, names
 from ..telemetry.metrics import CounterSource, Reading, series
@@ -280,11 +280,9 @@ class DispatchThread(ThreadOwner, CounterSource):
         except BaseException as cause:  # noqa: BLE001 - nothing is expected here, and other jobs need the thread
             self.restarts += 1
             logs.warning("device.restarted", device=self._name, restarts=self.restarts, error=repr(cause))
-            error = ActorRestarted(f"the thread of device {self._name} could not go on with this call: {cause!r}")
-            error.__cause__ = cause
+            what = f"the thread of device {self._name} could not go on with this call: {cause!r}"
             with suppress(Exception):  # the call of `failed` may be the one that has just raised
-                job.failed(error)
-            del error  # break the cycle of error, cause, traceback and frame
+                job.failed(with_cause(ActorRestarted(what), cause))
 
 
 class DispatchThreads:

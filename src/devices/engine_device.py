@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
-from .._errors import DeviceError, EngineClosedError, Overloaded
+from .._errors import DeviceError, EngineClosedError, Overloaded, with_cause
 from ..actors.batching import SHORT_SECONDS, Batch, BatchQueue
 from ..actors.execution import STEP_SLOTS, DetachedStep
 from ..actors.tasks import Condition, ResumingFuture, postpone, raise_postponed, until
@@ -152,8 +152,7 @@ class DeviceCall:
         self.end()
         if isinstance(error, StopIteration):  # a future refuses a StopIteration
             substitute = RuntimeError("a device call raised StopIteration, which cannot travel through a future")
-            substitute.__cause__ = error
-            error = substitute
+            error = with_cause(substitute, error)
         self._raise(error)
 
     def withdraw(self) -> None:
@@ -427,8 +426,7 @@ class SingleCallQueue(CallQueue):
         call, place = job.calls[0], self.device.name
         arguments = described([leaf for leaf in jax.tree.leaves(call.args) if hasattr(leaf, "shape")])
         found = DeviceError(f"a call of {call.jitted.name!r} does not fit the memory of {place}: {arguments}")
-        found.__cause__ = error
-        return found
+        return with_cause(found, error)
 
 
 def described(arrays: Sequence[Any]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from .._errors import DeviceError
+from .._errors import DeviceError, with_cause
 from .device_errors import is_out_of_memory
 from .dispatch import BatchJob
 from .engine_device import BatchCallQueue, DeviceCall
@@ -64,5 +64,4 @@ class PartsOfBatch:
                 f"one {what} of node {queue.name!r} does not fit the memory of {queue.device.name}: "
                 f"{queue.describe(call)}"
             )
-            error.__cause__ = cause
-            call.fail(error)
+            call.fail(with_cause(error, cause))

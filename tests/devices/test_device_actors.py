@@ -347,17 +347,6 @@ async def test_weights_of_a_resource_reach_a_loop_and_are_reloaded() -> None:
         assert await service(3.0) == 6.0
 
 
-async def test_an_array_that_is_donated_and_read_in_one_call_is_named_twice() -> None:
-    def step(state: Any, other: Any) -> Any:
-        return state["a"] + other
-
-    device = devices.actor("cpu")
-    array = jnp.ones(4)
-    with pytest.raises(ps.DeviceError, match=r"'step': arguments 'state' and 'other' hold the same array.*pass a copy"):
-        await device.run(step, {"a": array}, array, donate_argnums=(0,))
-    assert float((await device.run(step, {"a": array}, jnp.copy(array), donate_argnums=(0,)))[0]) == 2
-
-
 async def test_a_bound_function_gives_for_any_arguments_what_run_gives() -> None:
     def combine(state: Any, scale: Any) -> Any:
         total = sum(jax.tree.leaves(state))
