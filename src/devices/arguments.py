@@ -2,19 +2,18 @@
 
 import inspect
 import math
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
 from operator import attrgetter, itemgetter
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from .._machine import LARGE_BYTES, aligned, aligned_copy
 from ..actors.packing import in_order
 from ..engine.tracing.annotations import signature_of as parameters_of
-from ..telemetry import logs, metrics, names
+from ..telemetry import metrics, names
 from ..telemetry.metrics import CounterSource, Reading, series
 from .batch_items import WEAK, Array, BatchItem, BatchItems, ItemSignature
 from .device_batch import DeviceBatch, PackedBatch
@@ -35,11 +34,6 @@ from .untyped_jax import jax
 # Arrays are stacked on the host, in NumPy: 27 rows of 256 float32 take 13 us to stack there, and 228 us with jax.numpy.
 # Only `on_host` and `split` may wait for a device, because they read arrays that may not be computed yet. The thread of
 # the device calls both.
-
-
-# A warning names an array whose copies take more than this in one batch: copying so much takes 20 ms, and as much
-# memory on the device.
-_MOST_REPEATED_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +80,7 @@ class Stacked:
 class Stacker(BatchItems):
     """Describes the arguments of one node's items, and stacks them."""
 
-    # Ownership: threads of devices stack, several at once where a node has replicas. Only `_told_of` changes, and it
-    # only grows; at worst, two threads warn of one parameter.
-
-    def __init__(self, node: str, parameters: Sequence[str], batch: DeviceBatch | PackedBatch) -> None:
-        super().__init__(node, parameters, batch)
-        self._told_of: set[str] = set()
+    # Ownership: threads of devices stack, several at once where a node has replicas.
 
     def stack(self, items: Sequence[BatchItem], size: int) -> Stacked:
         """Stack items with equal signatures. Copies of the last row pad the batch, and zeros pad arrays to a length.
@@ -150,11 +139,9 @@ class Stacker(BatchItems):
         arguments: list[Any] = []
         masks: list[Array] = []
         real_elements = elements = 0
-        for (parameter, axes), (structure, kinds) in zip(self.parameters, signature, strict=True):
+        for (_, axes), (structure, kinds) in zip(self.parameters, signature, strict=True):
             stacked: list[Array] = []
             for (dtype, shape, besides), rows in zip(kinds, columns, strict=False):
-                if len(rows) * rows[0].nbytes > _MOST_REPEATED_BYTES and parameter not in self._told_of:
-                    self._warn_of_repeated(parameter, rows)
                 make = partial(_column_of_lengths, places) if axes else _column
                 if besides is None:
                     column = make(rows, dtype, shape, size)
@@ -198,21 +185,6 @@ class Stacker(BatchItems):
                     f"node {node!r} has PackedBatch(results={packed.results!r}), so each array of its result begins "
                     f"with the axes [rows, {packed.results}], here {[*wanted]}, and one has the shape {[*found]}"
                 )
-
-    def _warn_of_repeated(self, parameter: str, rows: tuple[Array, ...]) -> None:
-        """Warn, once for a parameter, if copies of one array take much memory in a column."""
-        _, count = Counter([(row.ctypes.data, row.shape, row.strides) for row in rows]).most_common(1)[0]
-        size_bytes = count * rows[0].nbytes
-        if count > 1 and size_bytes > _MOST_REPEATED_BYTES:
-            self._told_of.add(parameter)
-            logs.warning(
-                "batch.repeats_one_array",
-                node=self.node,
-                argument=parameter,
-                rows=count,
-                size_bytes=size_bytes,
-                remedy=f"say @device_node(shared=({parameter!r},)), which passes it once for all rows",
-            )
 
 
 class BatchLog(CounterSource):

@@ -121,9 +121,8 @@ def build(jitted: JittedFunction, configuration: Configuration, signature: Signa
         remedy = f"\n{_HOW_TO_TRACE}" if isinstance(error, _NOT_TRACEABLE) else ""
         return f"{place} with ({arguments_text(jitted.parameters, signature)}){remedy}"
 
-    with Noted(note):
-        with configuration.entered():
-            return _build(jitted, signature)
+    with Noted(note), configuration.entered():
+        return _build(jitted, signature)
 
 
 def _build(jitted: JittedFunction, signature: Signature) -> Executable:
@@ -387,21 +386,27 @@ class CompileCache(CounterSource):
         work = DeviceWork("compile", jitted.placement.name, jitted.name, started, time.perf_counter())
         jitted.log.spent(work.ended - started)
         metrics.add([_reading(names.METRIC_COMPILE_TIME, jitted, work.ended - started)])
-        evicted: list[tuple[JittedFunction, Executable]] = []
-        with self._lock:
-            del self._waiting[key]
-            if isinstance(outcome, Executable):
-                outcome.used, outcome.is_held = next(self._uses), True
-                self._held[key] = outcome
-                evicted = self._evict()
         if isinstance(outcome, Executable):
-            reasons = jitted.log.compiled(jitted.name, jitted.facts(configuration, signature), outcome)
-            work = work._replace(again=tuple([(one._what, one.remedy) for one in reasons if one.remedy]))
-            metrics.add([_reading(names.METRIC_COMPILE_PROGRAMS, jitted, 1)])
-            _let_go(evicted)
+            work = work._replace(again=self._keep(key, outcome))
+        else:
+            with self._lock:
+                del self._waiting[key]
         collectors.report(Collector.device_worked, work)
         _tell(waiting, outcome)
         del outcome  # break the cycle of error, traceback and frame
+
+    def _keep(self, key: _Key, executable: Executable) -> tuple[tuple[str, str], ...]:
+        """Hold a program, and return why the node needed a further one: the causes that have a remedy, with these."""
+        jitted, configuration, signature = key
+        with self._lock:
+            del self._waiting[key]
+            executable.used, executable.is_held = next(self._uses), True
+            self._held[key] = executable
+            evicted = self._evict()
+        reasons = jitted.log.compiled(jitted.name, jitted.facts(configuration, signature), executable)
+        metrics.add([_reading(names.METRIC_COMPILE_PROGRAMS, jitted, 1)])
+        _let_go(evicted)
+        return tuple([(one._what, one.remedy) for one in reasons if one.remedy])
 
     def _evict(self) -> list[tuple[JittedFunction, Executable]]:
         evicted: list[tuple[JittedFunction, Executable]] = []

@@ -404,6 +404,8 @@ class Job:
             return False
         if self._span is None:
             self._open_span()
+        else:
+            self._span.dispatching()
         return True
 
     def dispatch(self) -> list[Any] | None:
@@ -427,8 +429,6 @@ class Job:
         span = self._span
         if executable is None:
             executable = CACHE.find(self._jitted, self._args, (self._leaves, structure))
-        elif span is not None:
-            span.dispatching()
         if executable is None:
             if self.times is not None:
                 self.times.compile_begins()

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager

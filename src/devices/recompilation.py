@@ -21,8 +21,8 @@ from .untyped_jax import jax
 MANY_SHAPES: Final = 8
 
 _REMEDIES: Final = {
-    "shape": "pass arrays of the same shape, or of a few; a device node with batch=devices.DeviceBatch(buckets=...), and pad_axes= "
-    "for ragged axes, bounds their number; for whole arrays, node.vmap(batch_size=...) does",
+    "shape": "pass arrays of the same shape, or of a few; a device node with batch=devices.DeviceBatch(buckets=...), "
+    "and pad_axes= for ragged axes, bounds their number; for whole arrays, node.vmap(batch_size=...) does",
     "dtype": "convert the argument to one dtype before the node",
     "weak type": "pass an array with a dtype instead of a Python number, or always the number",
     "structure": "pass the same structure each time; None in the place of an array is another structure",
@@ -154,16 +154,16 @@ def _argument_differences(after: Compiled, position: int, old: Any, new: Any) ->
     for path, was, is_now in leaves:
         texts = _leaf_text(was), _leaf_text(is_now)
         if was[0] != is_now[0]:
-            is_meant = _is_bucketed(after, position, was[0], is_now[0])
-            yield name + path, "shape", *texts, "" if is_meant else _REMEDIES["shape"]
+            yield name + path, "shape", *texts, _remedy_of_shape(after, position, was[0], is_now[0])
         elif was != is_now:
             yield _difference(name + path, "dtype" if was[1] != is_now[1] else "weak type", *texts)
 
 
-def _is_bucketed(after: Compiled, position: int, old: tuple[int, ...], new: tuple[int, ...]) -> bool:
-    """Return whether the buckets of a batch bound the number of an argument's shapes."""
+def _remedy_of_shape(after: Compiled, position: int, old: tuple[int, ...], new: tuple[int, ...]) -> str:
+    """Return the remedy for a shape of an argument; an empty text if the buckets of a batch bound its shapes."""
     changed = {axis for axis, (was, is_now) in enumerate(zip_longest(old, new)) if was != is_now}
-    return len(old) == len(new) and bool(after.bucketed) and changed <= after.bucketed[position]
+    is_bounded = len(old) == len(new) and after.bucketed and changed <= after.bucketed[position]
+    return "" if is_bounded else _REMEDIES["shape"]
 
 
 def _leaf_text(leaf: Any) -> str:

@@ -421,7 +421,9 @@ def dying_once(monkeypatch: pytest.MonkeyPatch, where: Any, function: str) -> It
     assert not left
 
 
-async def test_a_device_thread_that_cannot_go_on_with_a_call_fails_that_call_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_device_thread_that_cannot_go_on_with_a_call_fails_that_call_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gate = Gate()
 
     @ps.resource

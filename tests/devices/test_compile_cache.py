@@ -124,16 +124,6 @@ def test_a_failure_reaches_each_caller_as_its_own_exception_and_is_tried_again()
     assert node.log.statistics().programs == 1
 
 
-def test_a_callback_that_raises_keeps_nobody_else_from_the_result() -> None:
-    held, done = Held(), SimpleQueue[Any]()
-    node = program(held)
-    with leased(CompileCache()) as cache:
-        cache.compile(node, (X,), lambda outcome: 1 / 0)
-        cache.compile(node, (X,), done.put)
-        held.go_on.set()
-        assert callable(done.get(timeout=50))
-
-
 def test_the_least_recently_used_program_goes_without_a_trace() -> None:
     node, other = program(lambda x: x + 1), program(lambda x: x * 2, name="other")
     with leased(CompileCache(capacity=3)) as cache:

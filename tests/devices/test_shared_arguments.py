@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import structlog
 from jax import P
 
 import penstock as ps
@@ -256,32 +255,6 @@ async def test_the_spec_of_a_shared_argument_has_no_axis_for_the_batch() -> None
     weights = np.arange(6, dtype=np.float32).reshape(3, 2)
     assert as_lists(await engine.run(products(weights, list(TABLE)))) == (TABLE @ weights).tolist()
     assert stacked_elements(product) == TABLE.size
-
-
-@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
-async def test_one_warning_names_an_object_that_was_stacked_for_more_than_64_mb(kind: Any) -> None:
-    large = kind(np.ones((6 << 20, 1), np.float32))
-    with structlog.testing.capture_logs() as logs:
-        for node in (stacked := node_of(3), stacked, node_of(3, shared=("table",))):
-            await in_bodies(node, large)
-    repeated = [one for one in logs if one["event"] == "batch.repeats_one_array"]
-    assert [(one["node"], one["argument"], one["rows"], one["size_bytes"]) for one in repeated] == [
-        ("looked_up", "table", 3, 3 * large.nbytes)
-    ]
-    assert "shared=('table',)" in repeated[0]["remedy"]
-
-
-async def test_large_arrays_that_differ_are_not_warned_of() -> None:
-    with structlog.testing.capture_logs() as logs:
-        node = node_of(3)
-
-        @ps.graph
-        async def look_up(table: Any) -> Any:
-            return node(table, np.int32(0))
-
-        tables = [np.ones((6 << 20, 1), np.float32) for _ in range(3)]
-        await asyncio.gather(*[engine.run(look_up(table)) for table in tables])
-    assert [one for one in logs if one["event"] == "batch.repeats_one_array"] == []
 
 
 def scaled(table: Any, x: Any, mask: Any = None) -> Any:
