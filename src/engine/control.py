@@ -636,7 +636,7 @@ def in_step(lists: Sequence[Any]) -> list[tuple[Any, ...]]:
 async def _map_lists(fn: Callable[..., Any], lists: Sequence[Any], on_error: OnError) -> list[Any]:
     results: list[Any] = []
     for index, items in enumerate(in_step(lists)):
-        results += await _mapped(fn, items, index, on_error)
+        results += await _mapped(fn, items, index, on_error, "map_each.item_skipped")
     return results
 
 
@@ -649,7 +649,7 @@ async def _map_streams(fn: Callable[..., Any], streams: Sequence[Any], on_error:
                 items = [await anext(iterator) for iterator in iterators]
             except StopAsyncIteration:
                 return
-            for result in await _mapped(fn, items, index, on_error):
+            for result in await _mapped(fn, items, index, on_error, "map_each.item_skipped"):
                 yield result
             index += 1
     finally:
@@ -657,9 +657,7 @@ async def _map_streams(fn: Callable[..., Any], streams: Sequence[Any], on_error:
             await close_stream(iterator)
 
 
-async def _mapped(
-    fn: Callable[..., Any], items: Sequence[Any], index: int, on_error: OnError, event: str = "map_each.item_skipped"
-) -> list[Any]:
+async def _mapped(fn: Callable[..., Any], items: Sequence[Any], index: int, on_error: OnError, event: str) -> list[Any]:
     """Return the result of one item in a list; an empty list if the item is skipped."""
     try:
         value = await _await(fn, *items)

@@ -46,6 +46,8 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None, runs_on: RunsO
     call = next((vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base)), None)
     if call is None:
         raise TypeError(f"@node on class {cls.__name__!r} needs a method __call__, which handles one item")
+    if cls.__dictoffset__ == 0:
+        raise TypeError(f"@node on class {cls.__name__!r}: add '__dict__' to its __slots__, to keep its arguments")
     call = getattr(call, "_penstock_call", call)  # unwrap the method of a base class that is a stateful node
     if owns_loop(cls):
         call = inspect.unwrap(call)
