@@ -169,6 +169,8 @@ _RETRY_SECONDS: Final = 1.0
 
 
 _SERVERS: Final[WeakSet["Server"]] = WeakSet()
+# The first look at thousands of steps makes so many records that one collection of the new objects takes 40 ms.
+_MANY_RECORDS: Final = 20_000
 _COLLECTS_LATER: Final[list[bool]] = []  # has an entry while a look has turned the garbage collection off
 
 
@@ -351,6 +353,9 @@ def _without_collections() -> Generator[None, None, None]:
 def _collect_again() -> None:
     if _COLLECTS_LATER:
         _COLLECTS_LATER.clear()
+        if gc.get_count()[0] > _MANY_RECORDS and not gc.get_freeze_count():  # a frozen heap must stay frozen
+            gc.freeze()  # these two calls make all objects long-lived, and look at none of them
+            gc.unfreeze()
         gc.enable()
 
 

@@ -347,9 +347,22 @@ class OpenScopes(collectors.Collector):
             left, self._since = self._since, {}
             self._vanished.clear()
             self._readers.clear()
+        loops = defaultdict[asyncio.AbstractEventLoop | None, list[ReferenceType[ProfiledScope]]](list)
         for since in left.values():
-            if (scope := since.scope()) is not None:
-                _in_thread_of(since.loop, partial(scope.measure, on=False, depths=self._counts_depths))
+            loops[since.loop].append(since.scope)
+        for loop, scopes in loops.items():
+            _in_thread_of(loop, partial(self._measure_no_more, scopes, loop))
+
+    def _measure_no_more(
+        self, scopes: list[ReferenceType[ProfiledScope]], loop: asyncio.AbstractEventLoop | None
+    ) -> None:
+        """End the measuring of scopes, on their loop; a running loop does other work after each scope."""
+        while scopes:
+            if (scope := scopes.pop()()) is not None:
+                scope.measure(on=False, depths=self._counts_depths)
+            if loop is not None and loop.is_running():
+                loop.call_soon(self._measure_no_more, scopes, loop)
+                break
 
     def _add_vanished(self) -> None:
         while self._vanished:
@@ -660,7 +673,7 @@ class GilWatch:
         self._loops = loops
         self._least_pause_seconds = _LEAST_GIL_PAUSE_SECONDS * (6 if is_live else 1)
         self._over, self._needed = threading.Event(), threading.Event()
-        self._checked = monotonic() if is_live else inf
+        self._checked = monotonic() - 0.8 * _CHECK_SECONDS if is_live else inf  # the first check comes soon
         self._ran: dict[int, float] = {}
         self.look_anew()
         # A daemon: a profile that is never ended must not keep the interpreter from ending.
