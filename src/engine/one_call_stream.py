@@ -52,12 +52,13 @@ class StreamingCall(OpenStream, Listener):
         interruption: the error of a call that has ended because a node asked a question.
     """
 
-    # States. One task takes the call through its life. Waiting: `_scope` is None, and the task waits for the admission.
-    # `abort` cancels the task; a task that has not had its first step finds `_error` there instead. Running: `_scope`
-    # is set, and the frame has the outcome; `abort` ends the frame. If a deployment has a free place, the call runs
-    # from the start. Settled: the last handler has unwound, and the task leaves the scope and ends the progress bar, if
-    # any. Over: `_over` is set, and nothing of the call is left. `_opened` is set with the reader, or once there can be
-    # none: at the outcome of the frame, or at the end of a call that never ran.
+    # States. Waiting: `_scope` is None, and the task of `_run` waits for the admission. `abort` cancels the task; one
+    # that has not had its first step finds `_error` there instead. Running: `_scope` is set, and the frame has the
+    # outcome; `abort` ends the frame. Settled: the last handler has unwound, and the task leaves the scope and ends
+    # the progress bar, if any. Over: `_over` is set, and nothing of the call is left. If a deployment has a free place,
+    # the call runs from the start. Then it has no task, except for a progress bar at its end: a task would cost more
+    # than several values. `_opened` is set with the reader, or once there can be none: at the outcome of the frame, or
+    # at the end of a call that never ran.
     #
     # Ownership: all of it is of the event loop. A dropped stream may be collected in any thread; it schedules `abort`.
 
@@ -97,12 +98,11 @@ class StreamingCall(OpenStream, Listener):
         # The loop knows its tasks only weakly: without this, the task of a dropped stream would be collected, not
         # ended.
         where.runtime.stream_opened(self)
-        context = frame.context.copy()  # before the launch, which puts the worker into the context
-        task = start_task(self.loop, self._run(), context=context, name="penstock-stream")
-        task.add_done_callback(self._finish)
-        self._task: asyncio.Task[None] | None = task
+        self._task: asyncio.Task[None] | None = None
         begins = None if self._kept is not None else where.admit_nowait(call, frame)
-        if begins is not None:
+        if begins is None:
+            self._start_task()
+        else:
             self._launch(*begins)
 
     @property
@@ -272,6 +272,14 @@ class StreamingCall(OpenStream, Listener):
         self._frame.report()
         self._where.settled(frame)
         self._settled.set()
+        if self._task is None and self.progress is None:
+            self._finish()
+        elif self._task is None:
+            self._start_task()
+
+    def _start_task(self) -> None:
+        self._task = start_task(self.loop, self._run(), context=self._frame.context.copy(), name="penstock-stream")
+        self._task.add_done_callback(self._finish)
 
     async def _run(self) -> None:
         """Take the call through its life."""
@@ -285,13 +293,14 @@ class StreamingCall(OpenStream, Listener):
         finally:
             await self.progress_ended()
 
-    def _finish(self, task: asyncio.Task[None]) -> None:
+    def _finish(self, task: asyncio.Task[None] | None = None) -> None:
         """Note that nothing of the call is left. Keep the error of its task, which the reader raises."""
         self._task = None  # breaks a cycle: the traceback of the error refers to this object
-        # cancelled by `abort`, or from outside, for instance when the loop shuts down
-        error = NodeCancelledError("the task of this stream was cancelled") if task.cancelled() else task.exception()
-        if error is not None and error is not self._frame.error:
-            self._error = self._error or error
+        if task is not None:
+            cancelled = NodeCancelledError("the task of this stream was cancelled")  # by `abort`, or with the loop
+            error = cancelled if task.cancelled() else task.exception()
+            if error is not None and error is not self._frame.error:
+                self._error = self._error or error
         self.uptime.stop()
         if self._scope is None:
             was_kept = self._kept is not None and self._kept.is_finished
