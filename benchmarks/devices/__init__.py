@@ -10,7 +10,7 @@ from .latency import LATENCY
 from .mesh_stages import MESH_STAGES
 from .overlap import OVERLAP
 from .regions import REGIONS
-from .stages import STAGES
+from .stages import COMPOSED_CHUNKS, STAGES
 from .training import TRAINING_LOOP, TRAINING_STEP
 from .whole_arrays import DEVICE_LOOP, WHOLE_ARRAYS
 
@@ -30,4 +30,5 @@ WORKLOADS: tuple[Workload, ...] = (
     BUFFERS,
     *REGIONS,
     STAGES,
+    COMPOSED_CHUNKS,
 )

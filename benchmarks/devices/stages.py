@@ -1,4 +1,4 @@
-"""Device stages of a stream against one `jax.jit` by hand."""
+"""Device stages of a stream, and chunks of whole arrays, against one `jax.jit` by hand."""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +22,8 @@ BATCH, BATCHES, LONG_BATCHES, WIDTH = 64, 312, 200, 512
 SMALL = np.random.default_rng(0).normal(size=(BATCH * BATCHES, 64)).astype(np.float32)
 LARGE = np.random.default_rng(1).normal(size=(BATCH * LONG_BATCHES, WIDTH)).astype(np.float32)
 WEIGHTS = np.random.default_rng(2).normal(size=(WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5
+TALL = np.random.default_rng(3).normal(size=(10_000, 1_000)).astype(np.float32)
+CHUNK = 250
 
 
 def small_step(number: int) -> Callable[[Any], Any]:
@@ -134,6 +136,45 @@ STAGES = Workload(
             subject="long stages",
             reference="long by hand",
             limits=Limits(must=1.1, aim=1.05),
+        ),
+    ),
+)
+
+CHUNKED: tuple[Callable[[Any], Any], ...] = (jnp.tanh, lambda row: row * 2 + 1, lambda row: row.sum())
+chunked = composed([
+    ps.device_node(name=f"chunked_{number}")(one).vmap(batch_size=CHUNK) for number, one in enumerate(CHUNKED)
+])  # fmt: skip
+
+
+@asynccontextmanager
+async def chunk_contenders(quick: bool) -> AsyncIterator[Contenders]:
+    del quick  # the size must stay
+    compiled = jax.jit(jax.vmap(together([*CHUNKED])))
+
+    async def in_graph() -> float:
+        began = time.perf_counter()
+        await engine.run(chunked(TALL))
+        return time.perf_counter() - began
+
+    async def by_hand() -> float:
+        began = time.perf_counter()
+        np.concatenate([np.asarray(compiled(TALL[start : start + CHUNK])) for start in range(0, len(TALL), CHUNK)])
+        return time.perf_counter() - began
+
+    yield {"composed": in_graph, "by hand": by_hand}
+
+
+COMPOSED_CHUNKS = Workload(
+    name="composed-chunks",
+    contenders=chunk_contenders,
+    control="by hand",
+    rounds=(40, 10),
+    rows=(
+        Row(
+            title="three nodes of vmap(batch_size=250), composed / chunks of one jax.jit by hand",
+            subject="composed",
+            reference="by hand",
+            limits=Limits(must=1.2, aim=1.1),
         ),
     ),
 )

@@ -30,6 +30,7 @@ from .device_batch import DeviceBatch, PackedBatch
 from .executor import DeviceExecutor, Samples
 from .stage_regions import join_stages
 from .untyped_jax import jax
+from .whole_arrays import ChunkedExecutor, RowAxes
 
 _SCALARS: Final[tuple[type[Any], ...]] = (bool, int, float, complex, type(None))
 
@@ -40,20 +41,24 @@ class RegionCall:
 
     Attributes:
         step: the call.
+        fn: the function of the node.
         executor: the executor of the node.
         arguments: puts the arguments in the order of the parameters.
         templates: templates of the arguments, one for each parameter.
+        axes: the axes of the rows in each argument, if the node runs in chunks.
     """
 
     step: Step
+    fn: Callable[..., Any]
     executor: DeviceExecutor
     arguments: Arguments
     templates: tuple[Template, ...]
+    axes: tuple[Any, ...]
 
     @property
     def identity(self) -> Hashable:
         """A key: members of equal regions have equal keys."""
-        return self.step.callee.name, self.step.location, self.executor.fn, tuple(map(key, self.templates))
+        return self.step.callee.name, self.step.location, self.fn, tuple(map(key, self.templates))
 
 
 class Inputs:
@@ -65,12 +70,14 @@ class Inputs:
         templates: templates of the values, with the numbers that they have outside.
         names: names of the parameters.
         static: the parameters that are static.
+        axes: for each parameter the axes of the rows, if the region runs in chunks.
     """
 
     def __init__(self, members: Sequence[RegionCall]) -> None:
         self.templates: list[Template] = []
         self.names: list[str] = []
         self.static: list[str] = []
+        self.axes: list[Any] = []
         self._is_shared: list[bool] = []
         self._members = {member.step.source: index for index, member in enumerate(members)}
         self._found: dict[Hashable, int] = {}
@@ -104,14 +111,16 @@ class Inputs:
         if isinstance(template, Constant) and (is_static or type(template.value) in _SCALARS):
             return template
         is_shared = not is_part and name in member.executor.options.shared
+        axes = None if is_part else member.axes[position]
         try:
-            index = self._found.setdefault((key(template), is_static), len(self.templates))
+            index = self._found.setdefault((key(template), is_static, axes), len(self.templates))
         except TypeError:  # unhashable, so the value cannot be compared with other values
             index = len(self.templates)
         if index == len(self.templates):
             self.templates.append(template)
             self.names.append(self._free(name))
             self.static += [self.names[-1]] * is_static
+            self.axes.append(axes)
             self._is_shared.append(is_shared)
         self._is_shared[index] &= is_shared  # an argument that has rows for one member has rows for all members
         return Read(-1 - index)
@@ -184,11 +193,13 @@ def _executor(step: Step) -> DeviceExecutor:
 
 def _member(step: Step) -> RegionCall:
     executor = _executor(step)
-    arguments = executor.arguments(frozenset())
+    rows = executor.rows if isinstance(executor, ChunkedExecutor) else None
+    fn, arguments = executor.fn if rows is None else rows.fn, executor.arguments(frozenset())
     bound = arguments.bind(step.args, dict(step.kwargs))
     # A parameter without an argument has its default.
     templates = tuple([one if isinstance(one, Constant | Read | Container) else Constant(one) for one in bound])
-    return RegionCall(step, executor, arguments, templates)
+    axes = (None,) * len(templates) if rows is None else tuple(rows.in_axes)
+    return RegionCall(step, fn, executor, arguments, templates, axes)
 
 
 def _make(
@@ -203,8 +214,11 @@ def _make(
     )
     fn = _composed(members, inputs.names)
     names = tuple([step.callee.name for step in steps])
-    samples = _samples(members, inputs)
-    region = DeviceExecutor(name, fn, options, executors[0]._passes, samples, names, executors[0].find_size)
+    samples, passes, last = _samples(members, inputs), executors[0]._passes, executors[-1]
+    region = DeviceExecutor(name, fn, options, passes, samples, names, executors[0].find_size)
+    if isinstance(last, ChunkedExecutor):
+        rows = last.rows.joined(fn, region.arguments(frozenset()), inputs.axes, f"{name}(")
+        region = ChunkedExecutor(name, rows, options, passes, last.batch_size, samples=samples, members=names)
     for one in executors:
         one.regions.add(region)
     stateless = all(is_node(step.callee) and step.callee.policy.stateless for step in steps)
@@ -259,7 +273,7 @@ def _composed(members: Sequence[RegionCall], names: Sequence[str]) -> Callable[.
         values: Values = [*[None] * count_of_members, *inputs]
         for index, (member, arguments) in enumerate(calls):
             with Noted(f"in node {member.step.callee.name!r}, called at {member.step.location}"):
-                values[index] = as_arrays(member.arguments.call(member.executor.fn, arguments(values)))
+                values[index] = as_arrays(member.arguments.call(member.fn, arguments(values)))
         return values[count_of_members - 1]
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -341,6 +355,7 @@ class _Survey:
 
     def __init__(self, draft: Draft) -> None:
         self._chains = draft.steps
+        self._makers = {chain[-1].source: chain[-1] for chain in draft.steps}
         self._alone: dict[str, None] = {}
         parts = itertools.accumulate(chain[0].is_effect for chain in draft.steps)  # effects cut the graph into parts
         kinds = map(self._kind, draft.steps)
@@ -361,11 +376,38 @@ class _Survey:
         if not is_node(callee) or not isinstance(executor, DeviceExecutor):
             return None
         reason = _reason_to_stay_alone(callee, executor)
+        if reason is None and isinstance(executor, ChunkedExecutor) and not self._fits_chunks(chain[0], executor):
+            reason = "the rows of its chunks are not along one axis that is known"
         if reason is not None:
             self._alone[f"{callee.name} stays a program of its own: {reason}"] = None
             return None
         options = executor.options
-        return options.device, options.batch, options.replicas, options.prefetch
+        chunk = executor.batch_size if isinstance(executor, ChunkedExecutor) else None
+        return options.device, options.batch, options.replicas, options.prefetch, chunk
+
+    def _rows_of(self, template: Template) -> RowAxes | None:
+        """Return the axes of the rows, if a template is the whole result of a node that runs in chunks; else None."""
+        maker = self._makers.get(template.source) if isinstance(template, Read) else None
+        executor = maker.callee.runs_on if maker is not None and is_node(maker.callee) else None
+        return executor.rows if isinstance(executor, ChunkedExecutor) else None
+
+    def _fits_chunks(self, step: Step, executor: ChunkedExecutor) -> bool:
+        """Whether one program could take the chunks of all arguments together with those of other nodes."""
+        return all(
+            executor.rows.joins(position, template, None)
+            or ((rows := self._rows_of(template)) is not None and executor.rows.joins(position, template, rows))
+            for position, template in enumerate(_member(step).templates)
+        )
+
+    def _not_by_chunks(self, step: Step) -> Iterable[int]:
+        """Return the values that a step takes whole, or in other chunks than those in which they were made."""
+        executor = _executor(step)
+        if not isinstance(executor, ChunkedExecutor):
+            return
+        for position, template in enumerate(_member(step).templates):
+            rows = self._rows_of(template)
+            if rows is None or not executor.rows.joins(position, template, rows):
+                yield from (read.source for read in reads(template))
 
     def _find_waits(self) -> list[int]:
         """Return for each step the set of earlier steps that cannot be in its region, as the bits of a number.
@@ -406,6 +448,7 @@ class _Survey:
                     into[source] = escapes
             if kind is not None:  # a part of a program cannot compute a value that it is compiled for
                 into.update((read.source, escapes) for read in reads(*static_templates(chain[0])))
+                into.update((source, escapes) for source in self._not_by_chunks(chain[0]))
 
     def _make_nodes(self, resource_sources: Set[int]) -> None:
         for region in {id(one): one for one in self.region_of if one is not None}.values():
@@ -446,6 +489,6 @@ def _reason_to_stay_alone(node: Node[..., object], executor: DeviceExecutor) -> 
         "it has rows of several items, and its segments belong to its own arguments": isinstance(batch, PackedBatch),
         "its batches are limited by what its own arguments cost": batch is not None and batch.cost is not None,
         "it is a method": node.bound_to is not None,
-        "it runs in chunks, by vmap(batch_size=) or over a mesh": executor.runs_many_programs,
+        "it splits the rows of its chunks over a mesh": isinstance(executor, ChunkedExecutor) and executor.is_split,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Final
@@ -14,10 +14,11 @@ from jax.sharding import PartitionSpec
 from .._machine import aligned
 from ..actors.accepted import check, optional, whole
 from ..engine.tracing.annotations import signature_of
+from ..engine.tracing.template import SCALARS, Constant, Read, Template, reads
 from .arguments import Arguments
 from .device_batch import PackedBatch
 from .dispatch import SingleJob
-from .executor import DeviceExecutor
+from .executor import DeviceExecutor, Samples
 from .parameter_checks import DeviceOptions
 from .programs import is_random_key
 from .shardings import mesh_axes
@@ -64,13 +65,16 @@ class RowAxes:
         where: the beginning of an error message.
 
     Attributes:
+        fn: the function for one row.
         mapped: the function for whole arrays.
+        in_axes: the axes of each argument, in the order of the parameters.
 
     Raises:
         TypeError: there are more axes than parameters, or no argument has an axis.
     """
 
     def __init__(self, fn: Callable[..., Any], arguments: Arguments, in_axes: Any, out_axes: Any, where: str) -> None:
+        self.fn = fn
         names = arguments.names
         given: list[Any]
         self._is_one = not isinstance(in_axes, tuple | list)
@@ -83,7 +87,7 @@ class RowAxes:
             given += [None] * (len(names) - len(given))
         else:
             given = [None if position in arguments.static else in_axes for position in range(len(names))]
-        self._in_axes = given
+        self.in_axes = given
         self._out_axes = out_axes
         self._arguments = arguments
         self._where = where
@@ -109,13 +113,31 @@ class RowAxes:
 
         self.mapped = mapped
 
+    def joins(self, position: int, template: Template, before: "RowAxes | None") -> bool:
+        """Whether one program can take the chunks of an argument together with those of other nodes.
+
+        Args:
+            position: the position of the argument's parameter.
+            template: the template of the argument.
+            before: the axes of the member that gives the argument chunk by chunk; None if it comes from outside.
+        """
+        axes, is_number = self.in_axes[position], isinstance(template, Constant) and type(template.value) in SCALARS
+        if before is not None:
+            return type(axes) is int and axes == before._out_axes and template == Read(next(reads(template)).source)
+        # One axis for all arguments does not count for a default that is a number, which only its call site shows.
+        return axes is None or is_number is (self._is_one and self._has_default[position])
+
+    def joined(self, fn: Callable[..., Any], arguments: Arguments, in_axes: Sequence[Any], where: str) -> "RowAxes":
+        """Return the axes of a function that ends with this one."""
+        return RowAxes(fn, arguments, tuple(in_axes), self._out_axes, where)
+
     def _axes_of(self, values: tuple[Any, ...]) -> list[Any]:
         """Return the axes of each argument. One axis for all arguments does not apply to a default that is a number."""
         if not self._is_one:
-            return self._in_axes
+            return self.in_axes
         return [
             None if has_default and all(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(value)) else axes
-            for value, axes, has_default in zip(values, self._in_axes, self._has_default, strict=True)
+            for value, axes, has_default in zip(values, self.in_axes, self._has_default, strict=True)
         ]  # fmt: skip
 
     def specs(self, names: tuple[str, ...], executor: DeviceExecutor) -> tuple[Any, ...]:
@@ -131,7 +153,7 @@ class RowAxes:
             executor.specs.of(self._arguments.names[position])
             if axes is None or (self._is_one and self._has_default[position])
             else _map_axes(spec, axes)
-            for position, axes in enumerate(self._in_axes)
+            for position, axes in enumerate(self.in_axes)
         )
 
     def split(self, values: tuple[Any, ...], size: Callable[[int], int]) -> "_Chunks":
@@ -320,9 +342,11 @@ class ChunkedExecutor(DeviceExecutor):
         passes: the planning passes of device nodes.
         batch_size: how many rows a chunk has; None for all rows.
         parts: over how many devices the rows are split.
+        samples, members: see `DeviceExecutor`; for a region.
 
     Attributes:
         rows: the axes of the rows.
+        batch_size: how many rows a chunk has; None for all rows.
     """
 
     runs_many_programs = True
@@ -334,23 +358,30 @@ class ChunkedExecutor(DeviceExecutor):
         options: DeviceOptions,
         passes: "tuple[Pass, ...]",
         batch_size: int | None,
-        parts: int,
+        parts: int = 1,
+        samples: Samples | None = None,
+        members: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(name, rows.mapped, options, passes)
+        super().__init__(name, rows.mapped, options, passes, samples, members)
         self.rows = rows
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._parts = parts
         self.job = functools.partial(_ChunkedJob, self)
 
+    @property
+    def is_split(self) -> bool:
+        """Whether the rows of a chunk are split over several devices."""
+        return self._parts > 1 or self.batch_size is None
+
     def chunk_size(self, count: int) -> int:
         """Return how many rows a chunk has: a multiple of the devices that they are split over."""
-        wanted = max(1, count) if self._batch_size is None else self._batch_size
+        wanted = max(1, count) if self.batch_size is None else self.batch_size
         return -(-wanted // self._parts) * self._parts
 
     @property
     def _place(self) -> str:
         """The device and the size of a chunk, for drawings."""
-        size = "" if self._batch_size is None else f", {self._batch_size} rows at a time"
+        size = "" if self.batch_size is None else f", {self.batch_size} rows at a time"
         return f"{self.options.device}{size}"
 
     async def _warm_up(

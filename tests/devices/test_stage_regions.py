@@ -429,13 +429,87 @@ async def test_a_stage_that_overwrites_is_the_last_of_its_stages() -> None:
 # Chunks.
 
 
-async def test_nodes_that_run_in_chunks_stay_programs_of_their_own() -> None:
-    rows = np.random.default_rng(2).normal(size=(70, 3)).astype(np.float32)
+def names(graph: Any) -> list[str]:
+    return [step.head.callee.name for step in engine.plan(graph).steps]
+
+
+shifted = ps.device_node(device="cpu", name="shifted")(lambda x, y, by=1.0: x + y * by)
+summed = ps.device_node(device="cpu", name="summed")(lambda x: x.sum())
+LONG = np.random.default_rng(2).normal(size=(70, 3)).astype(np.float32)
+
+
+async def same_apart(call: Any) -> bool:
+    return same(
+        jax.tree.map(np.asarray, await engine.run(call)), jax.tree.map(np.asarray, await engine.run(call, fuse=False))
+    )
+
+
+async def test_chunks_pass_from_one_node_to_the_next_on_the_device() -> None:
+    @ps.graph
+    async def chunks(x: Any, y: Any) -> Any:
+        first = tanh.vmap(batch_size=16)(x)
+        second = shifted.vmap(in_axes=(0, None, None), batch_size=16)(first, y, 3.0)
+        return pair.vmap(batch_size=16)(shifted.vmap(batch_size=16)(second, x))
+
+    assert names(chunks) == ["tanh.vmap → shifted.vmap ×2 → pair.vmap"]
+    assert "tanh.vmap → shifted.vmap ×2 → pair.vmap" in str(engine.plan(chunks))
+    found = await engine.run(chunks(LONG, LONG[0]))
+    assert isinstance(found["x"], np.ndarray)
+    assert (found["x"].shape, found["sum"].shape) == ((70, 3), (70,))
+    apart = await engine.run(chunks(LONG, LONG[0]), fuse=False)
+    assert all(np.allclose(found[name], apart[name], rtol=1e-5) for name in ("x", "sum"))
+
+
+async def test_chunks_of_a_stream_are_one_program() -> None:
+    functions = *ANYWHERE[1:], lambda x: x.sum()
+    nodes = [ps.device_node(device="cpu", name="op")(one).vmap(batch_size=16) for one in functions]
+
+    @ps.graph
+    async def feed() -> Any:
+        values = data.order(LONG, batch=35) >> data.read(LONG[:, [0, 1, 2, 2]], runs_on="loop") >> value_of
+        for node in nodes:
+            values = values >> node
+        return values
+
+    assert joined(feed) == [f"op.vmap ×{len(nodes)}"]
+    assert same(await values_of(feed()), await values_of(feed(), fuse=False))
+
+
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        (lambda x: summed.vmap(batch_size=8)(tanh.vmap(batch_size=16)(x)), ["tanh.vmap", "summed.vmap"]),
+        (lambda x: tanh.vmap(batch_size=16)(tanh.vmap(batch_size=16, out_axes=1)(x)), ["tanh.vmap", "tanh.vmap"]),
+        (
+            lambda x: tanh.vmap(in_axes=1, batch_size=16)(tanh.vmap(batch_size=16, out_axes=1)(x)),
+            ["tanh.vmap ×2"],
+        ),
+        (
+            lambda x: shifted.vmap(in_axes=(0, None), batch_size=16)(x, summed.vmap(batch_size=16)(x)[:3]),
+            ["summed.vmap", "shifted.vmap"],
+        ),
+        (lambda x: tanh.vmap()(tanh.vmap(batch_size=16)(x)), ["tanh.vmap", "tanh.vmap"]),
+    ],
+)
+async def test_chunks_of_other_rows_stay_apart(chain: Callable[[Any], Any], expected: list[str]) -> None:
+    @ps.graph
+    async def chunks(x: Any) -> Any:
+        return chain(x)
+
+    assert names(chunks) == expected
+    assert await same_apart(chunks(LONG))
+
+
+async def test_a_program_of_chunks_is_compiled_for_the_samples_of_its_nodes() -> None:
+    first = ps.device_node(device="cpu", name="first", sample_input=(LONG[0],))(lambda x: x * 2)
 
     @ps.graph
     async def chunks(x: Any) -> Any:
-        return total.vmap(batch_size=16)(tanh.vmap(batch_size=16)(x))
+        return tanh.vmap(batch_size=16)(first.vmap(batch_size=16)(x))
 
-    assert [step.head.callee.name for step in engine.plan(chunks).steps] == ["tanh.vmap", "total.vmap"]
-    assert "tanh.vmap stays a program of its own: it runs in chunks" in str(engine.plan(chunks))
-    assert np.allclose(await engine.run(chunks(rows)), np.tanh(rows).sum(axis=1), rtol=1e-5)
+    async with engine.deploy(chunks, warmup=True) as service:
+        [step] = engine.plan(chunks).steps
+        program: Any = step.head.callee
+        assert program.runs_on.statistics().programs == 1
+        assert np.allclose(await service(LONG), np.tanh(LONG * 2), rtol=1e-5)
+        assert program.runs_on.statistics().programs == 1
