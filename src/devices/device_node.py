@@ -116,8 +116,7 @@ def device_node(fn: Callable[..., Any] | None = None, /, **options: Unpack[_Node
             failed; see `penstock.node`. Not with `donate=True`.
         runs_on: a `penstock.extension.Execution` that runs the function in another place, such as on workers that have
             their own devices. Each worker compiles the function for the device that `device=` names there. The items of
-            a batch are gathered in this process. Not with `donate=`, `replicas=`, `in_specs=`, `out_specs=` and
-            `sample_input=`.
+            a batch are gathered in this process. Not with `replicas=`, `in_specs=`, `out_specs=` and `sample_input=`.
 
     Returns:
         A `Node`.
@@ -260,7 +259,6 @@ class DeviceNode(Node[P, R]):
 
 # Options that a node on workers cannot have, and the reason.
 _NOT_ELSEWHERE: Final = {
-    "donate": "the arguments of a call come from another process, so there is no result on the device to overwrite",
     "replicas": "each worker is a replica, so say how many workers there are",
     "in_specs": "a mesh does not reach over workers: their devices belong to different processes",
     "out_specs": "a mesh does not reach over workers: their devices belong to different processes",
@@ -288,7 +286,7 @@ def _elsewhere(
             f"device node {label!r} has runs_on=, and device={options.device!r}, which belongs to this process: write "
             "the name of a device that each worker has, such as 'gpu' or 'cpu:1'; a mesh does not reach over workers"
         )
-    given = {"device": options.device, "static": options.static, "shared": options.shared,
+    given = {"device": options.device, "static": options.static, "shared": options.shared, "donate": options.donate,
              "pure": options.pure, "prefetch": options.prefetch}  # fmt: skip
     there = compiled_there(target, label, given, options.batch, device_node)
     if options.batch is None:

@@ -14,6 +14,7 @@ from ..engine.engine import Engine
 from ..engine.executions import InBatches
 from ..engine.graph import graph
 from ..engine.node import Execution, Node, Site, global_name
+from ..engine.tracing.annotations import signature_of
 
 if TYPE_CHECKING:
     from ..actors.execution import DetachedStep
@@ -59,7 +60,21 @@ class CompiledThere:
         if options["batch"] is not None:
             kind, given = options["batch"]
             options["batch"] = kind(**given)
-        return graph(self.make(**options, name=self.name)(self.function))
+        node = self.make(**options, name=self.name)(self.function)
+        # With donate=, the arguments of a call are copied on the device. The copies belong to the node: donate them.
+        copied = self.make(name="copied", device=options["device"], fuse=False)(_same)
+        kept = set(signature_of(self.function).parameters if not options["donate"] else options["static"])
+
+        async def called(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            for name, value in [*given.arguments.items()]:
+                given.arguments[name] = value if name in kept else copied(value)
+            return node(*given.args, **given.kwargs)
+
+        signature = signature_of(graph(node).fn)  # without the masks, because the batch makes them
+        made: Any = called
+        made.__name__, made.__signature__ = self.name, signature
+        return graph(made)
 
     async def aclose(self) -> None:
         """End its Engine."""
@@ -70,6 +85,10 @@ class CompiledThere:
         if node is not None and self.function.__module__ != "__main__" and global_name(node, self.function):
             return _there, (node,)
         return CompiledThere, (self.function, self.name, self.options, self.make)
+
+
+def _same(value: Any) -> Any:
+    return value.copy()
 
 
 def _there(node: Node[..., Any]) -> CompiledThere:

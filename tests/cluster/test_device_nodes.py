@@ -122,10 +122,34 @@ async def test_an_error_of_a_device_node_says_what_the_error_of_the_function_say
     assert "while compiling node 'product'" in "".join(found.value.__notes__)
 
 
+@ps.device_node(runs_on=WORKERS, donate=True, static=("by",))
+def stepped(state: Array, by: float) -> Array:
+    return state + by
+
+
+async def test_donation_takes_the_memory_of_what_has_come_and_of_no_argument_here() -> None:
+    state = np.zeros(1000, np.float32)
+    async with engine.Engine() as e:
+        for _ in range(3):
+            assert (await e.run(ps.graph(stepped)(state, 1.0))).tolist() == [1.0] * 1000
+    assert not state.any()
+
+
+@ps.device_node(runs_on=WORKERS, donate=True)
+def of_both(state: Array, by: Array) -> Array:
+    return state + by.sum()
+
+
+async def test_what_came_with_a_call_is_donated() -> None:
+    async with engine.Engine() as e:
+        # The warning does not name the other buffer, which was usable.
+        with pytest.warns(UserWarning, match=r"donated buffers were not usable: float32\[3\]\."):
+            await e.run(ps.graph(of_both)(np.zeros(5, np.float32), np.zeros(3, np.float32)))
+
+
 DEVICE = jax.devices("cpu")[0]
 MESH = jax.sharding.Mesh(np.array([DEVICE]), ("x",))
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"donate": True}, "donate=: the arguments of a call come from another process"),
     ({"replicas": 2}, "replicas=: each worker is a replica, so say how many workers there are; leave out replicas="),
     ({"in_specs": jax.P("x")}, "in_specs=: a mesh does not reach over workers"),
     ({"out_specs": jax.P("x")}, "out_specs=: a mesh does not reach over workers"),
