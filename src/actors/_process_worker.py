@@ -17,15 +17,7 @@ from typing import Any
 from ..telemetry import logs
 from ..telemetry.spans import incoming
 from . import process_messages
-from .process_messages import (
-    IN_CONNECTION,
-    JOIN_MAX_BYTES,
-    KILLS_WORKER,
-    PACKET_HEAD,
-    TELLS_BEGIN,
-    MessageReader,
-    resolve,
-)
+from .process_messages import IN_CONNECTION, KILLS_WORKER, TELLS_BEGIN, MessageReader, resolve
 from .tasks import no_item
 
 READY = b"R"
@@ -64,22 +56,18 @@ def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Calla
     no_item.set('in a worker process, from where no value comes back before the result: use runs_on="thread"')
     set_up_once = cache(set_up_tracing or (lambda: None))
     threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()
-    large, packet = MessageReader(connection), memoryview(bytearray(PACKET_HEAD.size + JOIN_MAX_BYTES))
+    small, large = MessageReader(queue), MessageReader(connection)
     try:
         connection.sendall(READY)
-        while length := queue.recv_into(packet):  # a call has begun once it is no longer in the queue
-            began, flags = perf_counter(), packet[0]
+        while True:
+            flags = small.receive_head()  # a call has begun once it is no longer in the queue
+            began = perf_counter()
             if flags & TELLS_BEGIN:
                 process_messages.send(connection, process_messages.BEGUN)
             if flags & KILLS_WORKER:
                 os.kill(os.getpid(), signal.SIGKILL)
-            try:
-                whole = packet[PACKET_HEAD.size : length]
-                call = large.receive() if flags & IN_CONNECTION else process_messages.split(whole)
-                answer = _answer(*call, set_up_once, began)
-            except MemoryError as error:
-                answer = _failure(error, error, began)
-            process_messages.send(connection, answer)
+            call = (large if flags & IN_CONNECTION else small).receive()
+            process_messages.send(connection, _answer(*call, set_up_once, began))
     except (EOFError, OSError):  # the engine's process is gone
         pass
     close_instances(list(_instances))
@@ -128,8 +116,8 @@ def _answer(
         _item.reset(token)
     try:
         if "batch_size" in item and issubclass(type(result), list | tuple):
-            result = process_messages.encode_results(result, target)
-        return process_messages.encode_answer(result, perf_counter() - began)
+            return process_messages.encode_results(result, target, perf_counter() - began)
+        return process_messages.encode((True, result, perf_counter() - began), (result,))
     except MemoryError as error:
         return _failure(error, error, began)
     except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything

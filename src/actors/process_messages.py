@@ -2,19 +2,18 @@
 
 import importlib
 import io
-import mmap
 import pickle
 import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from .._errors import with_cause
 
@@ -27,7 +26,7 @@ from .._errors import with_cause
 # follow the buffers, the last value first. The two highest bits of a length tell `bytes` from `bytearray`.
 
 Message: TypeAlias = "list[bytes | memoryview]"
-Memory: TypeAlias = "bytes | bytearray | memoryview | mmap.mmap"
+Memory: TypeAlias = "bytes | bytearray | memoryview"
 Received: TypeAlias = "tuple[memoryview, list[Memory]]"
 
 _PREFIX = struct.Struct("!IQ")
@@ -43,12 +42,6 @@ PACKET_HEAD = struct.Struct("!BQ")
 IN_CONNECTION = 1  # the message is too large for a packet, and comes through the connection
 TELLS_BEGIN = 2
 KILLS_WORKER = 4  # an injected fault
-# A new bytearray is filled with zeros, and no other thread can run meanwhile, not even the event loop: for 50 to 90 ms
-# at this size, 0.8 s at 500 MB. Larger messages are received into mapped memory, whose pages the system zeroes at the
-# first write to each page. Then the loop waits 5 to 15 ms, and receiving takes no longer (decision 0002).
-_ZEROED_MAX_BYTES = 64 * 1024 * 1024
-
-
 # How many elements of a list are examined. Examining all elements would take as long as pickling the list.
 _LOOKS = 100
 _LENGTH_BITS = 62
@@ -118,30 +111,26 @@ class _Unpickler(pickle.Unpickler):
         return self._buffers[place]
 
 
-# The prefix of attributes of errors whose values only the process of the Engine understands.
-_MARKS: Final = "__penstock_"
-
 _NAMES = (type, FunctionType, BuiltinFunctionType)  # the types that are pickled as a name
 
 
-def _pickled(value: object, parts: Iterable[object]) -> _Pickler:
-    pickler = _Keeper() if _has_large(parts) else _Pickler()
-    pickler.dump(value)
-    return pickler
-
-
-def encode(value: object, parts: Iterable[object] = ()) -> Message:
+def encode(value: object, parts: Iterable[object] = (), *, is_rebuilt: bool = False) -> Message:
     """Pickle `value` into a message; errors of its reducers are raised.
 
     Args:
         value: the value.
         parts: the parts of the value that may be, or directly contain, large `bytes`.
+        is_rebuilt: whether a value with instances of classes is rebuilt as well, which raises errors of constructors.
     """
     buffers: list[pickle.PickleBuffer] = []
     kept: list[bytes | bytearray] = []
-    if _has_large(parts):
-        pickler = _pickled(value, parts)
+    has_large = _has_large(parts)
+    if has_large or is_rebuilt:
+        pickler = _Keeper() if has_large else _Pickler()
+        pickler.dump(value)
         body, buffers, kept = pickler.file.getvalue(), pickler.buffers, pickler.kept
+        if is_rebuilt and pickler.has_instances:
+            decode(body, [*buffers, *reversed(kept)])
     else:
         body = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     if not buffers and not kept:
@@ -162,18 +151,6 @@ def decode(body: "bytes | memoryview", buffers: Sequence[Any]) -> Any:
     return _Unpickler(body, buffers).load() if buffers else pickle.loads(body)
 
 
-def split(message: memoryview) -> Received:
-    """Return the body and the buffers of a whole message; the buffers are copies."""
-    number, body_bytes = _PREFIX.unpack_from(message)
-    ends = _PREFIX.size + 8 * number + body_bytes
-    buffers: list[Memory] = []
-    for length in struct.unpack_from(f"!{number}Q", message, _PREFIX.size):
-        buffers.append(bytearray(message[ends : ends + length]))
-        ends += length
-    begins = _PREFIX.size + 8 * number
-    return message[begins : begins + body_bytes], buffers
-
-
 def send(connection: socket.socket, message: Message) -> None:
     """Write a message, blocking. Raises OSError if the other process is gone."""
     for segment in message:
@@ -184,12 +161,12 @@ class MessageReader:
     """Reads messages from a connection; all small messages that have come are read at once.
 
     Args:
-        connection: a socket from which nothing else reads.
+        connection: a socket. From a stream, nothing else may read; from a queue of packets, other processes may.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._memory = memoryview(bytearray(JOIN_MAX_BYTES))
+        self._memory = memoryview(bytearray(PACKET_HEAD.size + JOIN_MAX_BYTES))
         # The range in `_memory` that was read from the connection and not yet taken.
         self._begin: int = 0
         self._end: int = 0
@@ -199,6 +176,15 @@ class MessageReader:
         """Whether everything that was read is taken."""
         return self._begin == self._end
 
+    def receive_head(self) -> int:
+        """Read a packet from a queue, and return its flags; `receive` then returns its message, if it has a message.
+
+        Raises:
+            EOFError, OSError: the queue was closed.
+        """
+        self._begin, self._end = PACKET_HEAD.size, self._receive_into(self._memory)
+        return self._memory[0]
+
     def receive(self) -> Received:
         """Return the body and the buffers of a message, which are empty for `BEGUN`. Block until the message is there.
 
@@ -206,7 +192,7 @@ class MessageReader:
 
         Raises:
             EOFError, OSError: the other process is gone.
-            MemoryError: there is no memory for the message; the next message can be received.
+            MemoryError: there is no memory for the message, and no further message can be received.
         """
         if self._begin == self._end:
             self._begin, self._end = 0, self._receive_into(self._memory)
@@ -217,28 +203,13 @@ class MessageReader:
                 self._begin = begin + body_bytes
                 return self._memory[begin : self._begin], []
         number, body_bytes = _PREFIX.unpack(self._take(_PREFIX.size))
-        lengths = body_bytes, *struct.unpack(f"!{number}Q", self._take(8 * number))
-        parts: list[Memory] = []
-        for position, length in enumerate(lengths):
-            try:
-                parts.append(self._take(length & _LENGTH, _KEPT[int(length >> _LENGTH_BITS)]))
-            except MemoryError:
-                parts.clear()
-                for skipped in lengths[position:]:
-                    self._skip(skipped & _LENGTH)
-                raise
-        return memoryview(parts[0]), parts[1:]
+        lengths = struct.unpack(f"!{number}Q", self._take(8 * number))
+        body = memoryview(self._take(body_bytes))
+        return body, [self._take(length & _LENGTH, _KEPT[int(length >> _LENGTH_BITS)]) for length in lengths]
 
     def _take(self, length: int, kind: type[object] = object) -> Memory:
         """Return the next bytes in new memory: a `bytes` or `bytearray` if `kind` says so."""
-        # At 1 and 16 MB, mapped memory was two to four times slower than a bytearray: each new page faults once, while
-        # the allocator mostly reuses pages. See docs/decisions/0002-process-workers.md.
-        data: Memory
-        if kind is object:
-            data = _aligned(length) if length <= _ZEROED_MAX_BYTES else _map(length)
-            rest = memoryview(data)
-        else:
-            data, rest = _unfilled(kind, length)
+        data, rest = _unfilled(length, kind)
         while rest:
             if self._begin < self._end:
                 taken = self._memory[self._begin : min(self._end, self._begin + len(rest))]
@@ -251,14 +222,6 @@ class MessageReader:
                 self._begin, self._end = 0, self._receive_into(self._memory)
         return data
 
-    def _skip(self, length: int) -> None:
-        while length:
-            if self._begin == self._end:
-                self._begin, self._end = 0, self._receive_into(self._memory)
-            skipped = min(length, self._end - self._begin)
-            self._begin += skipped
-            length -= skipped
-
     def _receive_into(self, memory: memoryview) -> int:
         received = self._connection.recv_into(memory)
         if not received:
@@ -266,36 +229,31 @@ class MessageReader:
         return received
 
 
-def _aligned(length: int) -> "bytearray | memoryview":
-    """Return memory of zeros for an array. Large memory is aligned, so that XLA on CPU takes it without a copy."""
-    if length <= JOIN_MAX_BYTES:
-        return bytearray(length)
-    import ctypes  # few programs need it
+def _unfilled(length: int, kind: type[object]) -> "tuple[Memory, memoryview]":
+    """Return new memory without contents, and a view to fill it before anything else reads it.
 
-    data = bytearray(length + 64)
-    first = -ctypes.addressof(ctypes.c_char.from_buffer(data)) % 64
-    return memoryview(data)[first : first + length]
+    A `bytearray(length)` is filled with zeros, and no other thread can run meanwhile, not even the event loop: for 50
+    to 90 ms at 64 MB, 0.8 s at 500 MB. `recv` could make a `bytes`, but not append to bytes that were read before.
 
-
-def _map(length: int) -> mmap.mmap:
-    try:
-        return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"there is no room for {length} bytes: {error}") from error
-
-
-def _unfilled(kind: type[object], length: int) -> "tuple[bytes | bytearray, memoryview]":
-    """Return a `bytes` or `bytearray` without contents, and a view to fill it before anything else reads it.
-
-    The system fills the memory, without the GIL. `recv` could make a `bytes`, but not append to bytes that were read
-    before.
+    Args:
+        length: how many bytes.
+        kind: `bytes` or `bytearray`; `object` for memory of an array. Large memory of an array is aligned, so that XLA
+            on CPU takes it without a copy.
     """
+    if kind is object and length <= JOIN_MAX_BYTES:
+        small = bytearray(length)
+        return small, memoryview(small)
     import ctypes  # few programs need it
 
     name = "Bytes" if kind is bytes else "ByteArray"
+    size = length + 64 if kind is object else length
     prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)
-    value = prototype((f"Py{name}_FromStringAndSize", ctypes.pythonapi))(None, length)
-    address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)((f"Py{name}_AsString", ctypes.pythonapi))(value)
+    value = prototype((f"Py{name}_FromStringAndSize", ctypes.pythonapi))(None, size)
+    address: int = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)((f"Py{name}_AsString", ctypes.pythonapi))(value)
+    if kind is object:
+        first = -address % 64
+        aligned = memoryview(value)[first : first + length]
+        return aligned, aligned
     view = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
     return value, view(("PyMemoryView_FromMemory", ctypes.pythonapi))(address, length, 0x200)  # PyBUF_WRITE
 
@@ -387,27 +345,9 @@ class SentError(NamedTuple):
 def encode_error(error: BaseException, text: str, dumps: Callable[[BaseException], bytes] = pickle.dumps) -> SentError:
     """Return any exception in a form that can be sent."""
     try:
-        with _unmarked(error):
-            return SentError(type_name(error), dumps(error), "", text)
+        return SentError(type_name(error), dumps(error), "", text)
     except Exception as reason:  # noqa: BLE001 - reducers are the exception's own code and may raise anything
         return SentError(type_name(error), None, f"{type(reason).__name__}: {reason}", text)
-
-
-@contextmanager
-def _unmarked(error: BaseException) -> Generator[None]:
-    """Remove attributes of an Engine from an error, and from errors of a group, meanwhile: tracebacks do not pickle."""
-    errors = [error]
-    for one in errors:
-        if isinstance(one, BaseExceptionGroup):
-            errors += cast("BaseExceptionGroup[BaseException]", one).exceptions
-    kept = [(vars(one), name, vars(one)[name]) for one in errors for name in vars(one) if name.startswith(_MARKS)]
-    for fields, name, _ in kept:
-        fields.pop(name, None)
-    try:
-        yield
-    finally:
-        for fields, name, value in kept:
-            fields[name] = value
 
 
 def decode_error(sent: SentError, target: str) -> BaseException:
@@ -454,75 +394,29 @@ def unpack_error(packed: bytes, name: str) -> BaseException:
     return raised_there(SentError(*pickle.loads(packed)), name)
 
 
-# The results of a batch are pickled together, so that objects that they share are sent once. If a result cannot be sent
-# or rebuilt, each result is pickled by itself, so that the failure does not affect the other results.
+def encode_results(results: Iterable[object], target: str, seconds: float) -> Message:
+    """Pickle the answer to a batch. A `SentError` stands for a result that is an error, or cannot be sent or rebuilt.
 
-
-class SentResult(NamedTuple):
-    """A value that is pickled by itself inside a message; its buffers travel as the buffers of the message."""
-
-    type_name: str
-    pickled: bytes
-    buffers: list[pickle.PickleBuffer | bytes | bytearray]
-
-
-class SentResults(NamedTuple):
-    """The results of a batch: all together, or one by one. Exceptions are `SentError`s."""
-
-    together: SentResult | None
-    each: list[SentResult | SentError]
-
-
-def encode_results(results: Iterable[object], target: str) -> SentResults:
-    """Return the results of a batch in a form that can be sent."""
+    The results are pickled together, so that objects that they share are sent once.
+    """
     given = [encode_error(result, "") if isinstance(result, BaseException) else result for result in results]
-    with suppress(Exception):  # the failing result is found below, or where each result is rebuilt
-        together, has_instances = _by_itself(given, given)
-        if has_instances:
-            decode(together.pickled, together.buffers)
-        return SentResults(together, [])
-    return SentResults(None, [one if isinstance(one, SentError) else _encode_result(one, target) for one in given])
+    with suppress(Exception):  # the failing result is found below
+        return encode((True, given, seconds), given, is_rebuilt=True)
+    given = [_checked(result, target) for result in given]
+    return encode((True, given, seconds), given)
 
 
-def _encode_result(result: object, target: str) -> SentResult | SentError:
+def _checked(result: object, target: str) -> object:
     try:
-        sent, _ = _by_itself(result, (result,))
+        encode(result, (result,), is_rebuilt=True)
     except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
         return encode_error(unsendable(target, result, error), "")
-    return sent
+    return result
 
 
-def _by_itself(value: object, parts: Iterable[object]) -> tuple[SentResult, bool]:
-    """Pickle a value by itself. Return the pickle, and whether it has instances that may fail to be rebuilt."""
-    pickler = _pickled(value, parts)
-    buffers = [*pickler.buffers, *reversed(pickler.kept)]
-    return SentResult(type_name(value), pickler.file.getvalue(), buffers), pickler.has_instances
-
-
-def encode_answer(result: object, seconds: float) -> Message:
-    """Pickle the answer to a call that has succeeded; the result may come from `encode_results`."""
-    parts: Iterable[object] = (result,)
-    if isinstance(result, SentResults):
-        sent = [one for one in (result.together, *result.each) if isinstance(one, SentResult)]
-        parts = [part for one in sent for part in (one.pickled, one.buffers)]
-    return encode((True, result, seconds), parts)
-
-
-def decode_results(sent: SentResults, target: str) -> list[object]:
-    """Return the results of a batch, with an error in the place of each result that cannot be rebuilt."""
-    found = sent.each if sent.together is None else decode(sent.together.pickled, sent.together.buffers)
-    return [_decode_result(one, target) for one in found]
-
-
-def _decode_result(one: object, target: str) -> object:
-    if isinstance(one, SentError):
-        return decode_error(one, target)
-    if not isinstance(one, SentResult):
-        return one
-    try:
-        return decode(one.pickled, one.buffers)
-    except Exception as error:  # noqa: BLE001 - constructors are the result's own code and may raise anything
-        return unbuilt(target, error, one.type_name)
+def decode_results(sent: Iterable[object], target: str) -> list[object]:
+    """Return the results of a batch, with errors in the places of their `SentError`s."""
+    return [decode_error(one, target) if isinstance(one, SentError) else one for one in sent]
 
 
 def unsendable(target: str, result: object, error: Exception) -> TypeError:
@@ -533,10 +427,9 @@ def unsendable(target: str, result: object, error: Exception) -> TypeError:
     )
 
 
-def unbuilt(target: str, error: BaseException, type_name: str | None = None) -> TypeError:
+def unbuilt(target: str, error: BaseException) -> TypeError:
     """Return the error for a result that pickles but cannot be rebuilt."""
-    what = "" if type_name is None else f" ({type_name})"
-    return with_cause(TypeError(f"the result of {target!r}{what} cannot be rebuilt in this process: {error}"), error)
+    return with_cause(TypeError(f"the result of {target!r} cannot be rebuilt in this process: {error}"), error)
 
 
 def type_name(value: object) -> str:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, cast
 
 from .._errors import EngineClosedError, WorkerDied
 from ..telemetry import logs, spans
@@ -247,7 +247,7 @@ class ProcessPool(ThreadOwner):
             self._drivers += 1
         try:
             self._threads.submit(contextvars.Context(), None, self._drive)
-        except BaseException:
+        except (EngineClosedError, RuntimeError):  # the threads are closed, or no thread can start
             with self._lock:
                 self._drivers -= 1
             raise
@@ -466,19 +466,14 @@ class ProcessPool(ThreadOwner):
         """Add the outcomes of all calls whose answers have come."""
         assert self._mailbox is not None
         while True:
-            error: MemoryError | None = None
-            body, buffers = memoryview(b""), list[process_messages.Memory]()
-            try:
-                body, buffers = worker.replies.receive()
-            except MemoryError as of_reply:
-                error = of_reply
-            if not body and error is None:
+            body, buffers = worker.replies.receive()
+            if not body:
                 self._mailbox.post(_tell_begun, worker.calls[0])
             else:
                 with self._lock:
                     call = worker.answered()
                     self._completed += not call.is_errand
-                outcome = _Outcome(call, error=error) if error else _unpack(call, body, buffers)
+                outcome = _unpack(call, body, buffers)
                 if outcome.seconds is not None and not call.is_errand:
                     target, means = call.request.target, self._mean_seconds
                     means[target] = recent_mean(means.get(target), outcome.seconds)
@@ -573,8 +568,8 @@ def _unpack(call: WorkerCall, body: memoryview, buffers: list[process_messages.M
     target = call.request.target
     try:
         succeeded, value, seconds = process_messages.decode(body, buffers)
-        if isinstance(value, process_messages.SentResults):
-            return _Outcome(call, process_messages.decode_results(value, target), seconds=seconds)
+        if succeeded and isinstance(value, list) and "batch_size" in call.request.item:
+            return _Outcome(call, process_messages.decode_results(cast("list[object]", value), target), seconds=seconds)
     except MemoryError as error:
         return _Outcome(call, error=error)
     except BaseException as error:  # noqa: BLE001 - constructors are the result's own code and may raise anything
