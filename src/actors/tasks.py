@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from contextvars import Context, ContextVar
 from time import monotonic
-from types import CodeType
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -20,9 +19,7 @@ no_item: ContextVar[str | None] = ContextVar("penstock_no_item", default=None)
 
 # Beginning: tasks take their first step in a later turn of the loop, or at once with `start_eagerly`.
 
-# The code object of `asyncio.eager_task_factory`, and of all factories that `asyncio.create_eager_task_factory` makes;
-# None before Python 3.12.
-_EAGER: CodeType | None = getattr(getattr(asyncio, "eager_task_factory", None), "__code__", None)
+_HAS_EAGER_TASKS: Final = hasattr(asyncio, "eager_task_factory")  # from Python 3.12 on
 
 # How many calls of a service may begin at once in one turn of the loop, and for how many seconds. 256 calls of a
 # handler that does nothing take about 2 ms on the slowest machine measured; a turn of a busy server's loop takes 1 ms.
@@ -37,22 +34,12 @@ def start_task(
     name: str | None = None,
     context: Context | None = None,
 ) -> "asyncio.Task[T]":
-    """Start a task of the engine. The task takes its first step in a later turn of the loop, even if tasks are eager.
+    """Start a task of the engine. The task takes its first step in a later turn of the loop.
 
-    An eager task runs before its starter has the task object. Its handler would run in the midst of the starting code,
-    and could not be cancelled there.
+    The task factory of the loop is not asked, because its tasks may be eager. An eager task runs before its starter has
+    the task object: its handler would run in the midst of the starting code, and could not be cancelled there.
     """
-    factory: Any = loop.get_task_factory()
-    if factory is None:
-        return asyncio.Task(
-            work, loop=loop, name=name, context=context
-        )  # what `create_task` does, in two thirds of its time
-    if _EAGER is None:  # Python 3.11
-        return loop.create_task(work, name=name, context=context)
-    if getattr(factory, "__code__", None) is not _EAGER:
-        return _start_task_of_another_factory(loop, work, name, context)
-    make_task: Callable[..., asyncio.Task[T]] = factory.__closure__[0].cell_contents
-    return make_task(work, loop=loop, name=name, context=context)
+    return asyncio.Task(work, loop=loop, name=name, context=context)
 
 
 class EagerStarts:
@@ -73,7 +60,7 @@ class EagerStarts:
 
     def may_start(self) -> bool:
         """Count a call; return whether it may begin at once."""
-        if _EAGER is None:  # Python 3.11
+        if not _HAS_EAGER_TASKS:
             return False
         if self._left < 0:
             if self._loop.get_task_factory() is not None:
@@ -93,23 +80,6 @@ def start_eagerly(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, obj
     """Run a coroutine up to its first suspension, as a task of its own; see `EagerStarts`."""
     make_task: Any = asyncio.Task  # typed as Any, because `eager_start` exists only from Python 3.12 on
     make_task(work, loop=loop, context=context, eager_start=True)
-
-
-def _start_task_of_another_factory(
-    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: str | None, context: Context | None
-) -> "asyncio.Task[T]":
-    """Start a task with a factory of the user, whose tasks may be eager; an eager task first yields to the loop."""
-
-    async def begin_later() -> T:
-        if is_starting:
-            await asyncio.sleep(0)
-        return await work
-
-    is_starting = True
-    task = loop.create_task(begin_later(), name=name, context=context)
-    is_starting = False
-    task.add_done_callback(lambda _: work.close())  # in case the task was cancelled before its first step
-    return task
 
 
 class ResumingFuture(asyncio.Future[T]):
