@@ -25,11 +25,12 @@ from .execution import (
     Requeued,
     Run,
     TracedExecution,
-    cancel_once,
     count_execution,
+    cut_short,
     end_calls,
     leave_outside_call,
     outside_call_ended,
+    undo_cut,
 )
 from .frame import Frame, MemberTask, foreign_cancel
 from .loop_host import GatedAttempt
@@ -94,7 +95,7 @@ def _one_attempt(seconds: float | None, other: Bound | None) -> Run:
             except TimeoutError as error:
                 if not timer.expired():
                     raise
-                if attempt._member.cancels:  # the item ended, or its reader left, while the handler unwound
+                if attempt._member.cut is not None:  # while the handler unwound after its timeout
                     raise asyncio.CancelledError from error
                 raise NodeTimeoutError(f"node {attempt._actor.name!r} took longer than {seconds:g} s") from error
             finally:
@@ -102,7 +103,7 @@ def _one_attempt(seconds: float | None, other: Bound | None) -> Run:
         except asyncio.CancelledError as error:
             task = attempt._member.task
             assert task is not None
-            if attempt._member.cancels or task.cancelling() > attempt._undisturbed:
+            if attempt._member.cut is not None or task.cancelling() > attempt._undisturbed:
                 raise
             _note_failure(attempt)
             raise foreign_cancel(error, attempt._actor.name) from error
@@ -212,7 +213,7 @@ def _retried(run: Run, retry: Retry) -> Run:
                     return await run(attempt)
                 except Interrupted:
                     raise
-                except Exception as error:
+                except retry.retry_on as error:
                     pause = _pause_seconds(retry, attempt, error)
                     if pause is None:
                         raise
@@ -240,7 +241,7 @@ def _pause_seconds(retry: Retry, attempt: Attempt, error: Exception) -> float | 
         return None  # the item was cancelled, and the handler has raised another error then
     number = attempt._member.position.attempt
     is_last = retry.attempts is not None and number >= retry.attempts
-    if is_last or not isinstance(error, retry.retry_on) or attempt._actor.bound._is_stopped:
+    if is_last or attempt._actor.bound._is_stopped:
         return None
     if any(reader.buffer.position for reader in attempt._readers):
         return None  # the values read from a stream are gone: another attempt would miss these values
@@ -370,18 +371,6 @@ def invoking(run: Run, streams: Sequence[int] = ()) -> "Invoke":
                 reader.leave()
 
     return invoke
-
-
-async def invoke_outside(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
-    """Run a step without a policy, outside of the loop."""
-    attempt = Attempt(worker, actor, frame, *actor.arguments(frame.values))
-    if frame.span is not None:
-        return await traced(run_once, attempt)
-    try:
-        return await actor.bound.run(attempt)
-    finally:
-        leave_outside_call(worker, actor, frame)
-        count_execution(actor, attempt._began, frame, worker)
 
 
 def within_handlers(invoke: "Invoke") -> "Invoke":
@@ -583,14 +572,11 @@ class Race:
             first._actor.counted().hedges_won += 1
             if first._frame.span is not None:
                 spans.happened(names.HEDGE_WON, first._actor.name)
-            timeout = first._member.position.timeout
             if self._error is not None:
                 handled(first, "hedge", self._error)
                 self._decided.set_result(None)
-            elif first._member.task is not None:
-                first._member.task.cancel(LOST)
-                if timeout is not None and not timeout.expired():  # nothing cuts the cleanup of the first short
-                    timeout.reschedule(None)
+            else:
+                cut_short(first._member, LOST)
         return self.has_won
 
     async def __aenter__(self) -> "Race":
@@ -598,22 +584,22 @@ class Race:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> bool:
         self._timer.cancel()
-        second, task = self._second, self.first._member.task
+        second, member = self._second, self.first._member
         if second is None:
             return False
-        assert task is not None
         try:
             if not isinstance(error, Exception | asyncio.CancelledError | None):
                 self.has_won = False
             elif self.has_won:
-                if task.uncancel() > self.first._undisturbed:  # its task was also cancelled from outside
+                # While the first attempt unwound, its item may have ended, or its task was cancelled from outside.
+                if member.cut is not LOST or undo_cut(member, self.first._undisturbed):
                     self.has_won = False
                     if not isinstance(error, asyncio.CancelledError):
                         raise asyncio.CancelledError from None
             elif isinstance(error, Interrupted):  # a question is not a failure
                 pass
             elif isinstance(error, Exception) and second.task is not None:
-                self._error, self._decided = error, self.first._member.group.loop.create_future()
+                self._error, self._decided = error, member.group.loop.create_future()
                 await asyncio.wait([second.task, self._decided], return_when=asyncio.FIRST_COMPLETED)
             return self.has_won
         finally:
@@ -653,7 +639,7 @@ class _Second(MemberTask):
 
     def lose(self) -> None:
         """Cancel the attempt; a call in a process goes on, and keeps its place."""
-        cancel_once(self, LOST)
+        cut_short(self, LOST)
 
     async def _work(self, run: Run, race: Race) -> None:
         first, position, actor = race.first, self.position, self._actor

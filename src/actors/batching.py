@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
-from .._errors import InboxClosed, OptionsError, Overloaded, copy_of
+from .._errors import EngineClosedError, InboxClosed, OptionsError, Overloaded, copy_of
 from .accepted import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -24,7 +24,7 @@ from .accepted import (
 from .channel import PriorityFifo
 from .frame import foreign_cancel
 from .loop_host import Actor
-from .own_loops import Inbox, Request, RunningBatch, Work
+from .own_loops import Inbox, Request, Work
 from .packing import Rows
 from .tasks import Condition, uninterrupted
 from .threads import ThreadPool, ThreadShare, travelling
@@ -88,7 +88,10 @@ class Batch:
         """
         assert self.cost is not None
         assert self.max_cost is not None
-        cost = self.cost(*arguments)
+        try:
+            cost = self.cost(*arguments)
+        except asyncio.CancelledError as error:  # as `result()` of a cancelled task raises it
+            raise foreign_cancel(error, node) from error
         if not NOT_NEGATIVE.fits(cost):
             raise TypeError(f"node {node!r}: cost= of its Batch returned {cost!r}; return {NOT_NEGATIVE.text}")
         if cost > self.max_cost:
@@ -401,12 +404,9 @@ class Batcher(Actor[T, U]):
 
     def _is_priced(self, work: Request[T, U]) -> bool:
         """Compute the cost of a work. If that fails, fail the work and return False."""
-        try:
+        with work:
             work.cost = self._batch._cost_of((work.value,), self._name)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the error of the function fails this item; this loop does not wait here
-            work.fail(self._failures(error, [work])[0])
-            return False
-        return True
+        return not work.settled
 
     def _make_room(self, now: float, batches: asyncio.TaskGroup) -> bool:
         """Remove unwanted works from a full queue, and start batches that are due; return whether there is room now."""
@@ -459,13 +459,24 @@ class Batcher(Actor[T, U]):
 
     async def _run(self, batch: list[Request[T, U]], batches: asyncio.TaskGroup) -> None:
         results: list[Any]
-        running = RunningBatch(batch)
+        task, callers = asyncio.current_task(), len(batch)
+        assert task is not None
+
+        def caller_left() -> None:
+            nonlocal callers
+            callers -= 1
+            if not callers:
+                task.cancel()
+
+        for work in batch:
+            work.on_cancelled(caller_left)
         try:
             results = results_of(await self._call([work.value for work in batch]), len(batch), self._name)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and running.task.cancelling() > running.has_ended:
+            own_cancels = 0 if callers else 1
+            if isinstance(error, asyncio.CancelledError) and task.cancelling() > own_cancels:
                 raise  # the loop was cancelled, and not only this batch
             results = self._failures(error, batch)
         # The next batch starts before the callers of this batch are resumed, so that the function does not wait for
@@ -566,9 +577,9 @@ class ThreadBatcher(Batcher[T, U]):
         returned, loop = asyncio.Event(), asyncio.get_running_loop()
         try:
             running = self._threads_of().submit(copy_context(), returned.set, self._run_batches, batch, loop.time)
-        except Exception as error:  # noqa: BLE001 - the pool is closed, or no thread can start: the outcome of the batch
+        except (EngineClosedError, RuntimeError) as error:  # the pool is closed, or no thread can start
             running = loop.create_future()
-            running.set_exception(error)
+            running.set_result((batch, self._failures(error, batch)))
             returned.set()
         return self._end_of(batch, running, returned)
 
@@ -580,10 +591,10 @@ class ThreadBatcher(Batcher[T, U]):
     ) -> tuple[list[Request[T, U]], list[Any]]:
         try:
             return await running
-        except (Exception, asyncio.CancelledError) as error:  # the error of `_begin`, or of a pool that was closed
+        except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # this task was cancelled, and not only the job
+            if task is not None and task.cancelling():
+                raise  # this task was cancelled, and not only the job, as by a pool that is closed
             return batch, self._failures(error, batch)
         finally:  # also when cancelled: the thread must not outlive its scope
             await uninterrupted(returned.wait())

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from time import perf_counter
-from types import CoroutineType, TracebackType
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
 
 from .._errors import DeadlineExceeded, Interrupted, NodeCancelledError, NotFinished, Overloaded
@@ -71,9 +71,7 @@ class TracedExecution(NodeSpan):
     def __enter__(self) -> "TracedExecution":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if error is None and not self.was_cancelled:
             tell_consumers(self._parent, self._actor)
             self.end("done")
@@ -106,16 +104,43 @@ ASYNC: Final = WATCHED
 GENERAL: Final = 1 << 62
 
 
-def cancel_once(member: "Member", reason: str) -> None:
-    """Cancel a handler, unless it was cancelled before, also by its timeout: nothing cuts its cleanup short."""
-    if member.cancels or member.task is None:
-        return
-    member.cancels += 1
+# Why the engine cuts a handler short; the message of its `CancelledError`.
+STOPPED: Final = "penstock: the item or the stream has ended"
+RESTARTED: Final = "penstock: the instance is restarted"
+LOST: Final = "penstock: the other attempt has a result"  # work that cannot be interrupted may go on
+
+
+def cut_short(member: "Member", reason: str) -> None:
+    """Cancel a handler, unless it was cancelled before, also by its timeout: nothing cuts its cleanup short.
+
+    Args:
+        member: the member whose task runs the handler; its `cut` gets the reason.
+        reason: STOPPED, which replaces an earlier reason, or a reason to end only the present attempt.
+    """
     timeout = member.position.timeout
-    if timeout is None or not timeout.expired():
+    if member.task is None:
+        return
+    if member.cut is None and (timeout is None or not timeout.expired()):
         member.task.cancel(reason)
         if timeout is not None:
             timeout.reschedule(None)
+    if member.cut is None or reason is STOPPED:
+        member.cut = reason
+
+
+def undo_cut(member: "Member", undisturbed: int) -> bool:
+    """Undo `cut_short` when the handler has ended; return whether its task was cancelled otherwise as well.
+
+    Args:
+        member: the member.
+        undisturbed: the value of `cancelling()` of the task before the handler began.
+    """
+    task = member.task
+    assert task is not None
+    if member.cut is not None and task.cancelling() > undisturbed:  # unless the handler has called uncancel() itself
+        task.uncancel()
+    member.cut = None
+    return task.cancelling() > undisturbed
 
 
 async def end_calls(position: "Position") -> None:
@@ -156,10 +181,6 @@ async def invoke_plain(worker: "Worker", actor: "NodeActor", frame: Frame) -> An
 
 
 LEFT_OUT.add(invoke_plain.__code__)
-
-
-# The reason to cancel the task of an attempt whose result is not needed: work that cannot be interrupted may go on.
-LOST: Final = "penstock: the other attempt has a result"
 
 
 class Attempt:
@@ -230,7 +251,7 @@ class Attempt:
         position, seconds = self._member.position, self._actor.policy.timeout_seconds
         timer = position.timeout
         position.waited_seconds = waited_seconds
-        if timer is not None and seconds is not None and not self._member.cancels:
+        if timer is not None and seconds is not None and self._member.cut is None:
             position.attempt_deadline = self._member.group.loop.time() + seconds
             timer.reschedule(position.attempt_deadline)
 
@@ -529,10 +550,7 @@ class DetachedStep:
         frame.detached = None
         if not self.returned:
             abandon(self, actor, frame)
-        ended = perf_counter()
-        actor.busy_seconds += ended - self._began  # as in `count_execution`
-        if actor.sampler is not None:
-            actor.sampler.add(self._began, ended, frame, frame.group.loop)
+        count_execution(actor, self._began, frame)
         return frame
 
 

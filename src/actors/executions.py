@@ -8,6 +8,7 @@ from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from .._errors import EngineClosedError
 from ..telemetry.counters import Figure
 from .chains import WATCHED, run_linkwise, watched
 from .execution import LOST, Attempt, Bound, DetachedRequest, DetachedStep
@@ -97,17 +98,15 @@ class InThread(Bound):
         is_ahead = slots is not None and not slots.free
         if is_ahead:
             actor.begins_to_wait(attempt._frame)
+        timed = None
+        if sampler is not None:
+            timed = sampler.in_thread(actor.fn, is_free=pool.has_free_thread and not is_ahead)
         try:
-            if sampler is None:
-                result = call_in_thread(pool, member, actor.fn, attempt.args, attempt.kwargs, slots)
-                value = await (result if actor.policy.discard is None else _or_discarded(result, attempt))
-            else:
-                call = sampler.in_thread(actor.fn, is_free=pool.has_free_thread and not is_ahead)
-                try:
-                    value = await call_in_thread(pool, member, call, attempt.args, attempt.kwargs, slots)
-                finally:
-                    call.came_back()
+            result = call_in_thread(pool, member, timed or actor.fn, attempt.args, attempt.kwargs, slots)
+            value = await (result if actor.policy.discard is None else _or_discarded(result, attempt))
         finally:
+            if timed is not None:
+                timed.came_back()
             if slots is not None:
                 limiter.look_ahead(self._ahead if slots.is_short else 0)
             if isinstance(member.outside_call, Job):  # a wait for a thread is no work of the node
@@ -153,7 +152,7 @@ def call_in_thread(
     job.handling = context.run(worker.position.remember)
     try:
         return pool.begin(job, slots)
-    except BaseException:
+    except (EngineClosedError, RuntimeError):  # the pool is closed, or no thread can start
         job.on_returned()
         raise
 
@@ -243,16 +242,13 @@ class InOwnLoop(Bound):
     ) -> DetachedStep | None:
         """Give the actor an item without a worker; return None if the inbox is full: then a worker has to wait.
 
-        If the loop of the actor has ended, the step fails with `ActorStopped`.
+        Raises:
+            ActorStopped: the loop has ended.
         """
         step = DetachedRequest(actor, frame)
         outcome: Any = step  # has the methods of a future that settle it
         request: Request[Any, Any] = Request(args[0], frame.priority, frame.deadline, frame.key, outcome)
-        try:
-            if not self._host.submit_nowait(request):
-                return None
-        except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
-            step.fail_soon(error)
-        else:
-            step.request = request
+        if not self._host.submit_nowait(request):
+            return None
+        step.request = request
         return step

@@ -126,8 +126,7 @@ class Frame:
         values: the slots, one for each live value; a slot is emptied when its last reader is done.
         missing: for each step, how many inputs the step still waits for.
         readers: for each slot, how many readers the slot still has.
-        queued_at: an actor at which the frame waits, in the inbox or for room in it; None if the frame does not wait.
-        further_queues: the other actors at which the frame waits.
+        queues: the actors at which the frame waits, in the inbox or for room in it.
         sinks_left: how many steps without readers have not finished; 0 means that all steps have finished.
         expired: whether the deadline of the frame, or of its stream, has ended it.
         is_substitute: whether a fallback or a failover has given a value of the frame.
@@ -152,9 +151,7 @@ class Frame:
     parent: "Frame | None" = None
     missing: list[int]
     readers: list[int]
-    # Two fields, because a frame waits at one actor nearly always, and a list for each would cost as much as a hop.
-    queued_at: "NodeActor | None"
-    further_queues: "tuple[NodeActor, ...]"
+    queues: "tuple[NodeActor, ...]"
     sinks_left = 1
     result: Any = None
     error: BaseException | None = None
@@ -191,8 +188,7 @@ class Frame:
         # A `State`; declared as str because type checkers assume that an await does not change it.
         self.state: str = "running"
         self.priority = 0
-        self.queued_at = None
-        self.further_queues = ()
+        self.queues = ()
         self.timer = self.unread = None
         self.unwinding = 0
         self.parent = parent
@@ -294,28 +290,11 @@ class Frame:
             limit = f"within {timeout_seconds:g} s"
         self.fail(DeadlineExceeded(f"item {self.item} of graph {self.layout.name!r} did not finish {limit}"))
 
-    def queues(self) -> "list[NodeActor]":
-        """Return the actors at which the frame waits, in the inbox or for room in it."""
-        return [] if self.queued_at is None else [self.queued_at, *self.further_queues]
-
-    def queued(self, actor: "NodeActor") -> None:
-        """Note that the frame waits at an actor."""
-        if self.queued_at is None:
-            self.queued_at = actor
-        else:
-            self.further_queues = (*self.further_queues, actor)
-
     def dequeued(self, actor: "NodeActor") -> bool:
         """Note that the frame no longer waits at an actor; return whether it waited there."""
-        further = self.further_queues
-        if self.queued_at is actor:
-            self.queued_at = further[0] if further else None
-            if further:
-                self.further_queues = further[1:]
-            return True
-        if actor not in further:
+        if actor not in self.queues:
             return False
-        self.further_queues = tuple(other for other in further if other is not actor)
+        self.queues = tuple([other for other in self.queues if other is not actor])
         return True
 
     def release(self, slot: int) -> None:
@@ -468,7 +447,7 @@ class Frame:
         self.values.clear()  # not a new list: workers that still unwind hold this list
         if self.timer is not None:
             self.timer.cancel()
-        for actor in self.queues():
+        for actor in self.queues:
             actor.withdraw(self)
         self.unwinding = self.group.cancel_workers(self)
         for stop in self.bodies:  # at once: until its worker has unwound, a body could begin further runs
@@ -566,7 +545,7 @@ class MemberTask:
     Attributes: see `Member`.
     """
 
-    __slots__ = ("_actor", "cancels", "group", "outside_call", "position", "task")
+    __slots__ = ("_actor", "cut", "group", "outside_call", "position", "task")
 
     _is_pending = False  # whether the frame does not end before the task
 
@@ -576,7 +555,7 @@ class MemberTask:
         self.position = Position()
         if frame is not None:
             self.position.frame, self.position.actor = frame, actor
-        self.cancels: int = 0
+        self.cut: str | None = None
         self.outside_call: OutsideCall | None = None
         self._actor = actor
 

@@ -10,11 +10,12 @@ from .._errors import NodeCancelledError, with_cause
 from ..telemetry import logs
 from .attempts import HedgeBudget, Race, compose, handled
 from .current import starts_tasks
-from .execution import Around, Attempt, Bound, Run, TracedExecution, cancel_once, end_calls, tell_consumers
+from .execution import STOPPED, Around, Attempt, Bound, Run, TracedExecution, cut_short, end_calls, tell_consumers
 from .frame import MemberTask
 from .loop_host import GatedAttempt, LoopStream
 from .policy import Policy
 from .stream_buffer import Reader, SplitBuffer, StreamBuffer
+from .supervision import Child
 from .tasks import close_stream
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 Start = Callable[[], Any]
 
 _END: Any = object()
-_OWN_CANCEL = "penstock: the stream has ended"
 _NOTHING_TO_LEAVE: AbstractAsyncContextManager[Any] = nullcontext()
 
 
@@ -143,7 +143,6 @@ class GeneratorTask(MemberTask):
         second.buffer, second._is_second = self.buffer, False
         second._fill()
         self._fills_nothing()
-        self.cancels += 1  # the race cancels this task
 
     def lose(self) -> None:
         """End the task, since the other attempt had the first value; the task keeps its place until its end."""
@@ -183,7 +182,7 @@ class GeneratorTask(MemberTask):
     def _stop(self) -> None:
         # A task that is cancelled before its first step would never run, and so not close the iterator.
         if self._begun:
-            cancel_once(self, _OWN_CANCEL)
+            cut_short(self, STOPPED)
 
     async def _run(self) -> None:
         self._begun = True
@@ -195,7 +194,7 @@ class GeneratorTask(MemberTask):
             else:
                 with TracedExecution(self._frame.span, self._frame, self._actor) as execution:
                     await self._drive()
-                    execution.was_cancelled = bool(self.cancels)
+                    execution.was_cancelled = self.cut is not None
             self._actor.completed += not (self._counts_values or self._is_second)
         except asyncio.CancelledError as error:
             told = f"the task of stream {self._actor.name!r} was cancelled, not by the engine"
@@ -230,7 +229,7 @@ class GeneratorTask(MemberTask):
                 finally:
                     await close_stream(iterator)
         except asyncio.CancelledError:
-            if not self.cancels:
+            if self.cut is None:
                 raise
 
     def _fail(self, error: BaseException) -> None:
@@ -270,34 +269,28 @@ class GeneratorTask(MemberTask):
 
 
 class Opening(Bound):
-    """Runs the attempts up to the first value. No attempt begins after that: the reader may have the value already."""
+    """Runs the attempts up to the first value. No attempt begins after that: the reader may have the value already.
 
-    __slots__ = ()
+    Args:
+        instance: as for `Bound`.
+        elsewhere: opens a stream whose values come from outside of the loop; None for a generator.
+    """
+
+    __slots__ = ("_elsewhere",)
 
     can_emit = _goes_on = True
 
-    def run(self, attempt: Attempt) -> Awaitable[tuple[AsyncIterator[Any], Any]]:
-        """Return the iterator of an attempt, and its first value."""
-        return _begin(aiter(cast("GeneratorTask", attempt._member).start()))
-
-
-class OpeningElsewhere(Bound):
-    """Runs the attempts of a stream whose values come from outside of the loop, up to the first value.
-
-    Args:
-        bound: opens the stream.
-    """
-
-    __slots__ = ("_bound",)
-
-    def __init__(self, bound: Bound) -> None:
-        super().__init__(bound._instance)
-        self._bound = bound
+    def __init__(self, instance: Child | None = None, elsewhere: Bound | None = None) -> None:
+        super().__init__(instance)
+        self._elsewhere = elsewhere
 
     def run(self, attempt: Attempt) -> Awaitable[tuple[AsyncIterator[Any], Any]]:
         """Return the iterator of an attempt, and its first value."""
-        attempt.args, attempt.kwargs = cast("GeneratorTask", attempt._member).start()
-        return _begin(aiter(self._bound.open(attempt)))
+        made = cast("GeneratorTask", attempt._member).start()
+        if self._elsewhere is not None:
+            attempt.args, attempt.kwargs = made
+            made = self._elsewhere.open(attempt)
+        return _begin(aiter(made))
 
 
 def staying_inside(gate: "RestartGate") -> Around:
@@ -329,7 +322,8 @@ def hedged_stream(after_seconds: float, budget: HedgeBudget) -> Around:
                 budget.called()
             async with Race(attempt, after_seconds, budget, begin_second):
                 return await run(attempt)
-            raise asyncio.CancelledError  # the second attempt had the first value
+            attempt._member.cut = STOPPED  # the second attempt had the first value
+            raise asyncio.CancelledError
 
         def begin_second(race: Race) -> GeneratorTask:
             async def second_value(attempt: Attempt) -> Any:

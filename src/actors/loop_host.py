@@ -1,7 +1,6 @@
 """Loop host: runs an actor that owns its loop for one scope, restarts the actor, and gives items to it."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from types import TracebackType
@@ -31,6 +30,7 @@ from ..telemetry import logs, spans
 from ..telemetry.counters import Figure
 from . import current
 from .accepted import OptionRule, check
+from .execution import RESTARTED, cut_short, undo_cut
 from .own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work
 from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer
 from .supervision import Child, RestartMode, Supervisor, SupervisorFlags
@@ -39,8 +39,6 @@ from .tasks import Condition, ContextTask, no_item
 if TYPE_CHECKING:
     from .worker import Member
 
-
-_ENDED = "penstock: the actor is restarted"
 
 # A slot for `engine/interception.py`: called with the name of a stateful node before it is entered.
 fault_at_start: Callable[[str], Awaitable[None]] | None = None
@@ -65,12 +63,13 @@ class RestartGate:
         self._restart_on = restart_on
         self._on_crash = on_crash
         self._state: Literal["open", "held", "stopped"] = "held"
-        self._cause: BaseException | None = None
+        self._cause: BaseException | None = None  # the exception that ended the instance
         self._why: str | None = None
-        self._inside: dict[GatedAttempt, None] = {}
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._inside: dict[Member, None] = {}
+        self._line = asyncio.Lock()  # the first attempt in line holds it, and waits for a change
+        self._waiting = 0  # how many attempts are in line
         self._threads = 0  # how many threads run on although their attempts have ended
-        self._someone_left = Condition()  # an attempt or a thread
+        self._changed = Condition()
 
     @property
     def is_stopped(self) -> bool:
@@ -80,7 +79,8 @@ class RestartGate:
     def open(self) -> None:
         """Let attempts in. The first attempt in line enters, and lets the next attempt in."""
         self._state = "open"
-        self._wake()
+        self._cause = None  # its traceback may refer to the instance before
+        self._changed.notify_all()
 
     def hold(self) -> None:
         """Let attempts wait from now on; attempts inside go on."""
@@ -96,110 +96,87 @@ class RestartGate:
         self._state = "stopped"
         self._cause = cause
         self._why = why
-        self._wake()
+        self._changed.notify_all()
 
     async def clear(self, cause: BaseException | None) -> None:
         """End the attempts inside with `ActorRestarted` or `ActorStopped`; wait until they and threads have left."""
-        for attempt in self._inside:
-            attempt.end(cause)
-        await self._someone_left.wait_for(lambda: not self._inside and not self._threads)
+        if self._state != "stopped":
+            self._cause = cause
+        for member in self._inside:
+            cut_short(member, RESTARTED)
+        await self._changed.wait_for(lambda: not self._inside and not self._threads)
 
-    async def enter(self, attempt: "GatedAttempt") -> None:
+    async def enter(self, member: "Member") -> None:
         """Wait until the gate is open, and until earlier attempts have entered.
+
+        Args:
+            member: the member whose task runs the attempt.
 
         Raises:
             ActorStopped: the gate is stopped for good.
         """
-        if self._state == "held" or self._waiters:
-            await self._wait()
+        if self._state == "held" or self._waiting:
+            self._waiting += 1
+            try:
+                async with self._line:
+                    await self._changed.wait_for(lambda: self._state != "held")
+            finally:
+                self._waiting -= 1
         if self._state == "stopped":
             raise self._stopped_error()
-        self._inside[attempt] = None
+        self._inside[member] = None
 
-    def leave(self, attempt: "GatedAttempt", error: BaseException | None) -> None:
+    def leave(self, member: "Member", error: BaseException | None) -> None:
         """Note that an attempt has ended with `error`; its thread may still run."""
-        del self._inside[attempt]
-        call = attempt.worker.outside_call
+        del self._inside[member]
+        call = member.outside_call
         if call is not None and call.abandon():
             self._threads += 1
             call.then(self._thread_returned)
-        self._someone_left.notify_all()
+        self._changed.notify_all()
         if isinstance(error, self._restart_on):
             self._on_crash(error)
 
-    def error(self, cause: BaseException | None) -> PenstockError:
+    def error(self) -> PenstockError:
         """Return the error of an attempt that the gate has ended."""
         if self._state == "stopped":
             return self._stopped_error()
-        told = f"node {self._name!r} was restarted while it worked on this item, after: {cause!r}"
-        return with_cause(ActorRestarted(told), cause)
+        told = f"node {self._name!r} was restarted while it worked on this item, after: {self._cause!r}"
+        return with_cause(ActorRestarted(told), self._cause)
 
     def _stopped_error(self) -> ActorStopped:
         why = self._why or f"it is not restarted after: {self._cause!r}"
         return with_cause(ActorStopped(f"node {self._name!r} takes no more items: {why}"), self._cause)
 
-    async def _wait(self) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            while True:
-                await waiter
-                if self._state != "held":
-                    return
-                # The gate was held again before this attempt ran: the attempt stays the first in line.
-                self._waiters[0] = waiter = asyncio.get_running_loop().create_future()
-        finally:
-            self._waiters.remove(waiter)
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._waiters and self._state != "held" and not self._waiters[0].done():
-            self._waiters[0].set_result(None)
-
     def _thread_returned(self) -> None:
         self._threads -= 1
-        self._someone_left.notify_all()
+        self._changed.notify_all()
 
 
 class GatedAttempt:
     """One attempt inside an instance: an async context manager, entered and left by the task that runs it."""
 
-    __slots__ = ("_cancelling", "_cause", "_gate", "_is_ended", "worker")
+    __slots__ = ("_gate", "_member", "_undisturbed")
 
-    def __init__(self, gate: RestartGate, worker: "Member") -> None:
+    def __init__(self, gate: RestartGate, member: "Member") -> None:
         self._gate = gate
-        self._cancelling = 0
-        self.worker = worker
-        self._is_ended = False
-        self._cause: BaseException | None = None
+        self._member = member
+        self._undisturbed = 0
 
     async def __aenter__(self) -> None:
-        assert self.worker.task is not None
-        self._cancelling = self.worker.task.cancelling()
-        await self._gate.enter(self)
+        assert self._member.task is not None
+        self._undisturbed = self._member.task.cancelling()
+        await self._gate.enter(self._member)
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._gate.leave(self, error)
-        if not self._is_ended:
+        self._gate.leave(self._member, error)
+        if self._member.cut is not RESTARTED:  # also if the item has ended meanwhile, which takes precedence
             return
-        task = self.worker.task
-        assert task is not None
-        if task.cancelling() > self._cancelling:  # unless the handler has called uncancel() itself
-            task.uncancel()
-        if task.cancelling() > self._cancelling or not isinstance(error, Exception | asyncio.CancelledError | None):
-            return  # the item or the worker was cancelled as well, which takes precedence
-        raise self._gate.error(self._cause)
-
-    def end(self, cause: BaseException | None) -> None:
-        """Cancel the attempt. It ends with the error of its gate, even if the handler returns a result."""
-        task = self.worker.task
-        if self._is_ended or self.worker.cancels or task is None:
-            return  # the attempt is unwinding already, and a second cancel would interrupt its cleanup
-        self._is_ended = True
-        self._cause = cause
-        task.cancel(_ENDED)
+        was_cancelled = undo_cut(self._member, self._undisturbed)
+        if not was_cancelled and isinstance(error, Exception | asyncio.CancelledError | None):
+            raise self._gate.error()  # even if the handler has returned a result
 
 
 # The default of OTP for workers. A loop that still runs this long after the end of its inbox waits for something else.
@@ -267,8 +244,8 @@ class LoopHost(Child):
         self.inbox.reopen()  # in case the loop was stopped or abandoned before
         try:
             await self._enter(ContextTask(self._entered(), f"penstock-loop-{self.name}", work=self._loop))
-        except BaseException as error:
-            # Another restart may cancel this start when the loop has just begun and has taken work already.
+        except asyncio.CancelledError as error:
+            # Another restart cancels this start. The loop may just have begun, and have taken work already.
             self._fail_taken(error)
             raise
 
@@ -291,7 +268,7 @@ class LoopHost(Child):
             Exception: the error that the loop, or the exit of the instance, raised meanwhile.
         """
         self._is_up = False
-        self.inbox.close()
+        self.inbox.channel.close()
         context_task = self._context_task
         if context_task is None:
             return
@@ -343,7 +320,9 @@ class LoopHost(Child):
             del work  # breaks a cycle: an error refers to this call, and the work to the error
 
     async def submit(self, work: AnyRequest[Any]) -> None:
-        """Put work into the inbox, waiting for room, and keep the work until it is settled or cancelled.
+        """Put work into the inbox, waiting for room, and keep the work until it is settled.
+
+        If this raises, the caller has to cancel the work.
 
         Raises:
             ActorStopped: the loop has ended.
@@ -352,13 +331,9 @@ class LoopHost(Child):
         work.on_over = self._forget
         work.wait = spans.waiting()  # a sampled item comes this way, and never by `submit_nowait`
         try:
-            await self.inbox.put(work)
-        except InboxClosed:
-            work.cancel()
+            await self.inbox.channel.put(work, work.priority)
+        except ChannelClosed:
             raise self._stopped_error() from self._cause
-        except asyncio.CancelledError:
-            work.cancel()
-            raise
 
     def submit_nowait(self, work: AnyRequest[Any]) -> bool:
         """Like `submit`, but only if the inbox has room now; return whether it had room.
@@ -367,7 +342,7 @@ class LoopHost(Child):
             ActorStopped: the loop has ended.
         """
         try:
-            if not self.inbox.put_nowait(work):
+            if not self.inbox.channel.put_nowait(work, work.priority):
                 return False
         except ChannelClosed:
             raise self._stopped_error() from self._cause
@@ -380,7 +355,7 @@ class LoopHost(Child):
         if why is None:
             why = "its loop returned, although its scope goes on" if cause is None else f"its loop raised {cause!r}"
         self._why, self._cause = why, cause
-        self.inbox.close()
+        self.inbox.channel.close()
         for work in list(self._unsettled):
             work.give_up(self._stopped_error())
 
@@ -429,7 +404,7 @@ class LoopHost(Child):
     def _forget(self, work: AnyRequest[Any]) -> None:
         self._unsettled.pop(work, None)
         if not work.taken:
-            self.inbox.withdraw(work)
+            self.inbox.channel.discard(work, work.priority)
 
 
 class LoopStream:

@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
 from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
@@ -152,8 +152,7 @@ class StreamWork(_AnyWork[In], ABC, Generic[In, Out]):
 
 # Inbox: the queue of work of an actor.
 #
-# This class has the methods that the actor calls. The engine's class `Mailbox` derives from it, and adds the methods
-# that put work in.
+# This class has the methods that the actor calls. The engine's class `Mailbox` derives from it.
 
 W_co = TypeVar("W_co", covariant=True)
 
@@ -184,36 +183,6 @@ class Inbox(ABC, Generic[W_co]):
         """Take up to `max_items` works without waiting; return an empty list if the inbox is empty."""
 
 
-class RunningBatch:
-    """A batch that the present task handles; the task is cancelled as soon as the callers of all items have left.
-
-    Attributes:
-        task: the task.
-        has_ended: whether the task was cancelled because all callers had left.
-    """
-
-    __slots__ = ("_callers", "has_ended", "task")
-
-    def __init__(self, batch: "Sequence[Request[Any, Any]]") -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.task: asyncio.Task[Any] = task
-        self.has_ended = False
-        self._callers = len(batch)
-        for work in batch:
-            if work.cancelled:
-                task.get_loop().call_soon(self.caller_left)
-            else:
-                work.batch = self
-
-    def caller_left(self) -> None:
-        """Count a caller that has left."""
-        self._callers -= 1
-        if not self._callers and not self.task.done():
-            self.has_ended = True
-            self.task.cancel()
-
-
 class AnyRequest(Generic[In]):
     """The common part of `Request` and `StreamRequest`.
 
@@ -226,15 +195,14 @@ class AnyRequest(Generic[In]):
         runs: whether a function runs with the request in its batch; the batch goes on if the caller leaves.
         on_over: called once with the request when the request is settled, or cancelled and in no batch.
         arrived_at: when the request began to wait for a batch, in the loop's time; not set before that.
-        batch: the batch with the request, which is told when the caller leaves; None without a batch.
         cost: the share of the request in the `max_cost` of a batch; not set without such a limit.
         wait: the span of the item, for the steps of the loop; None, or not set, if the item is not sampled.
         group: None: any requests of one actor may be in one batch.
     """
 
     __slots__ = (
-        "_callbacks", "_cancelled", "_settled", "arrived_at", "batch", "cost", "deadline", "key", "on_over", "priority",
-        "runs", "taken", "value", "wait",
+        "_callbacks", "_cancelled", "_settled", "arrived_at", "cost", "deadline", "key", "on_over", "priority", "runs",
+        "taken", "value", "wait",
     )  # fmt: skip
 
     arrived_at: float
@@ -251,7 +219,6 @@ class AnyRequest(Generic[In]):
         self.key = key
         self.taken = self.runs = False
         self.on_over: Callable[[Any], None] | None = None
-        self.batch: RunningBatch | None = None
         self._callbacks: tuple[tuple[Callable[[], object], Context], ...] = ()
         self._settled = False
         self._cancelled = False
@@ -274,8 +241,6 @@ class AnyRequest(Generic[In]):
         """Note that the caller or reader has left; ignored if the request is settled."""
         if not self._settled and not self._cancelled:
             self._cancelled = True
-            if self.batch is not None:
-                asyncio.get_running_loop().call_soon(self.batch.caller_left)
             for callback, context in self._callbacks:
                 asyncio.get_running_loop().call_soon(callback, context=context)
             if not self.runs:
@@ -378,7 +343,6 @@ class Request(AnyRequest[In], Work[In, Out]):
         self.key = key
         self.taken = self.runs = False
         self.on_over = None
-        self.batch = None
         self._callbacks = ()
         self._settled = False
         self._cancelled = False
@@ -566,17 +530,20 @@ W = TypeVar("W", bound=AnyRequest[Any])
 
 
 class Mailbox(Inbox[W]):
-    """The engine's side of an inbox, which can also put work in, take work back, close and suspend.
+    """The engine's side of an inbox: its channel, and the pause of a restart.
 
     Args:
         capacity: how many works the inbox holds; a further `put` waits. None without a bound.
         max_bytes: how many bytes of values the inbox holds, counted for values that know their size.
+
+    Attributes:
+        channel: the works that wait, each with its priority; closed once no more work will come.
     """
 
     __slots__ = ("_suspended", "channel")
 
     def __init__(self, capacity: int | None = None, *, max_bytes: int | None = None) -> None:
-        self.channel: Channel[W] = Channel(capacity, max_bytes=max_bytes, size_of=_size_of)
+        self.channel: Channel[W] = Channel(capacity, max_bytes=max_bytes, size_of=lambda work: bytes_of(work.value))
         self._suspended = False
 
     def __len__(self) -> int:
@@ -612,33 +579,6 @@ class Mailbox(Inbox[W]):
         for work in taken:
             work.taken = True
         return taken
-
-    def put_nowait(self, work: W) -> bool:
-        """Give the actor work if the inbox has room; return whether it had room.
-
-        Raises:
-            ChannelClosed: the inbox is closed.
-        """
-        return self.channel.put_nowait(work, work.priority)
-
-    async def put(self, work: W) -> None:
-        """Give the actor work; wait while the inbox is full.
-
-        Raises:
-            InboxClosed: the inbox is closed.
-        """
-        try:
-            await self.channel.put(work, work.priority)
-        except ChannelClosed:
-            raise InboxClosed("this inbox takes no more work") from None
-
-    def withdraw(self, work: W) -> None:
-        """Take back work that is still queued or waits for room."""
-        self.channel.discard(work, work.priority)
-
-    def close(self) -> None:
-        """Refuse further work; the actor still gets the work that is queued."""
-        self.channel.close()
 
     def suspend(self) -> None:
         """Hand out no work, because the loop is about to be restarted; the queued work is for the next loop."""
@@ -681,21 +621,14 @@ def filled_stream_inbox(
 def _filled(requests: list[W]) -> Mailbox[W]:
     mailbox: Mailbox[W] = Mailbox()
     for request in requests:
-        mailbox.put_nowait(request)
-    mailbox.close()
+        mailbox.channel.put_nowait(request)
+    mailbox.channel.close()
     return mailbox
 
 
 def _cancel_too(request: Request[Any, Any], outcome: "asyncio.Future[Any]") -> None:
     if outcome.cancelled():
         request.cancel()
-
-
-def _size_of(work: AnyRequest[Any]) -> int:
-    try:
-        return bytes_of(work.value)
-    except Exception:  # noqa: BLE001 - user code; the loop gets the same error when it uses the value
-        return 0
 
 
 def bytes_of(value: object) -> int:

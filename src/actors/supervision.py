@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -392,24 +393,18 @@ class Supervisor:
         """Stop all children, the last started first, even if stopping a child raises.
 
         Raises:
-            Exception: the error of the first child that could not be stopped.
+            Exception: the error of the last child that could not be stopped.
         """
         self._closed = True
+        self._on_escalation = _ignore  # breaks a cycle: the function may hold this supervisor
         for restarting in self._restarts.values():
             restarting.give_way()
         while self._tasks:
             await asyncio.wait(self._tasks)
-        errors: list[BaseException] = []
-        while self._children:
-            number, child = next(reversed(self._children.items()))
-            try:
-                await child.close()
-            except BaseException as error:  # noqa: BLE001 - raised below, after all children are stopped
-                errors.append(error)
-            del self._children[number]
-        self._on_escalation = _ignore  # breaks a cycle: the function may hold this supervisor
-        if errors:
-            raise errors[0]
+        async with AsyncExitStack() as stack:
+            for number, child in self._children.items():
+                stack.callback(self._children.pop, number)
+                stack.push_async_callback(child.close)
 
     def _number_of(self, child: Child) -> int | None:
         return next((number for number, other in self._children.items() if other is child), None)

@@ -12,7 +12,7 @@ from .._errors import Interrupted
 from . import current
 from .chains import LONGEST_LINE
 from .channel import Channel
-from .execution import INLINE, OutsideCall, Requeued, cancel_once, end_calls
+from .execution import INLINE, STOPPED, OutsideCall, Requeued, cut_short, end_calls, undo_cut
 from .frame import NOTHING, Frame, Interruption, cut_line, foreign_cancel
 from .node_actor import NOTHING_READY, Limiter, NodeActor
 from .policy import Policy
@@ -27,7 +27,7 @@ from .threads import ThreadShare
 # Ownership. Only the thread of the loop writes to a worker, its group and its actors. Other threads read `frame`,
 # `actor` and `attempt` through a `Handling`, and write nothing. Only the worker writes its fields, except for these:
 # - `first`: `WorkerGroup.start_worker` writes it before the task begins.
-# - `cancels`: code that ends the frame raises it, and the worker lowers it once the handler has unwound.
+# - `cut`: code that cuts the handler short sets it, and the code around the handler resets it once it has unwound.
 # - `attempt`, `attempt_deadline`, `waited_seconds` and `outside_call` belong to the attempt while a handler runs.
 # - `frame` and `actor`: a line and the feed write them in the task of the worker, while the worker waits for the two.
 # - `budget`: lines, slow chains, and the worker of a body in the same task use it up as well.
@@ -46,7 +46,6 @@ TURNS = 4
 _NO_FRAME: Frame = cast("Frame", None)
 _NO_ACTOR: Final = NodeActor("(none)", "", 0, Policy(), Limiter(), Channel(None))
 _NO_GROUP: "WorkerGroup" = cast("WorkerGroup", None)
-_OWN_CANCEL = "penstock: the item has ended"
 
 
 class Worker(current.Position):
@@ -56,7 +55,7 @@ class Worker(current.Position):
         group: the group that the worker belongs to; reset when the worker has ended, to break a cycle: contexts refer
             to positions, and groups to contexts.
         outside_call: the last call in a thread or on a device, which may go on after its attempt has ended.
-        cancels: how often the engine has cancelled this task without undoing it yet.
+        cut: why the engine has cut the present handler short; see `Member`.
         undisturbed: the value of `cancelling()` of the task without the cancellations of the engine.
         budget: how many hops the worker may make before it yields to the loop. Workers inside of its handlers, which
             run bodies of control flow in the same task, use up the same budget.
@@ -65,7 +64,7 @@ class Worker(current.Position):
     """
 
     __slots__ = (
-        "_nested", "budget", "cancels", "first", "group", "outside_call", "undisturbed",
+        "_nested", "budget", "cut", "first", "group", "outside_call", "undisturbed",
     )  # fmt: skip
 
     def __init__(self, group: "WorkerGroup", *, nested: bool = False) -> None:
@@ -75,7 +74,7 @@ class Worker(current.Position):
         self.waited_seconds = 0.0
         self.task = asyncio.current_task() if nested else None
         self.group = group
-        self.cancels = 0
+        self.cut: str | None = None
         self.first: tuple[Frame, tuple[NodeActor, ...], NodeActor | None] | None = None
         self.outside_call: OutsideCall | None = None
         self.budget = BUDGET
@@ -92,7 +91,7 @@ class Worker(current.Position):
     def cancel_if_in(self, frame: Frame) -> None:
         """Cancel the task if it still runs a handler of `frame`."""
         if self.frame is frame:
-            cancel_once(self, _OWN_CANCEL)
+            cut_short(self, STOPPED)
 
     async def run(self) -> None:  # noqa: C901 - the hot path: a further function call costs as much as a hop
         """Run handlers until the group is closed and no frame is ready."""
@@ -336,7 +335,7 @@ class Worker(current.Position):
                 await actor.queue(frame, is_full=is_full)
                 is_full = False  # the other inboxes may have room by now
         except asyncio.CancelledError as error:
-            stopped = self._is_stopped()
+            stopped = undo_cut(self, self.undisturbed)
             self.frame = None
             if frame.state == "running":
                 if self._nested and stopped:
@@ -353,7 +352,7 @@ class Worker(current.Position):
         assert frame is not None
         assert actor is not None
         self.frame = None
-        stopped = self._is_stopped()
+        stopped = undo_cut(self, self.undisturbed)
         if isinstance(failure, Requeued):
             return
         if failure is not None:
@@ -372,16 +371,6 @@ class Worker(current.Position):
             frame.fail(failure, actor, self.attempt)
         self.attempt = 1
         actor.limiter.release()
-
-    def _is_stopped(self) -> bool:
-        """Undo the cancellations of the engine; return whether others remain: then the worker has to end."""
-        task = self.task
-        assert task is not None
-        while self.cancels:
-            self.cancels -= 1
-            if task.cancelling() > self.undisturbed:  # unless the handler has called uncancel() itself
-                task.uncancel()
-        return task.cancelling() > self.undisturbed
 
     async def _let_others_run(self) -> None:
         """Yield to the loop once. The engine does not cancel the worker meanwhile, because no handler runs in it."""
@@ -440,13 +429,13 @@ class Member(Protocol):
         group: the group that the member belongs to.
         task: the task.
         outside_call: the last job in a thread or on a device, which may go on after its attempt.
-        cancels: how often the engine has cancelled the task without undoing it yet.
+        cut: why the engine has cut the present handler short: STOPPED, RESTARTED or LOST; None if it has not.
     """
 
     group: "WorkerGroup"
     task: asyncio.Task[Any] | None
     outside_call: OutsideCall | None
-    cancels: int
+    cut: str | None
 
     @property
     def position(self) -> current.Position:

@@ -63,8 +63,7 @@ class RunningCall(Frame, WorkerGroup, Listener):
     feed = None
     runnable = 0
     armed = False
-    queued_at = None
-    further_queues = ()
+    queues = ()
     _is_detached = False
     _listener: Listener | None = None
     _began: float | None = None  # the time of its beginning, if metrics count the call
@@ -191,7 +190,7 @@ class RunningCall(Frame, WorkerGroup, Listener):
             return
         # The attributes that workers read; see `RunningCall.ready`.
         self.ready, self.feed, self.runnable, self.armed = NOTHING_READY, None, 0, False
-        self.queued_at, self.further_queues = None, ()
+        self.queues = ()
         # A call that a handler makes never begins at once: nested calls would each take a part of the stack.
         if eager_starts is None or self.parent is not None or not eager_starts.may_start():
             self.start_worker(self, entries)

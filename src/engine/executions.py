@@ -15,7 +15,7 @@ from ..actors.chains import watched
 from ..actors.current import starts_tasks
 from ..actors.execution import ASYNC, GENERAL, INLINE, Around, Bound, Run, invoke_plain
 from ..actors.executions import Inline, InOwnLoop, InProcess, InThread, OnLoop, StartsTasks
-from ..actors.generators import Opening, OpeningElsewhere, fail_over, hedged_stream, staying_inside, values_of
+from ..actors.generators import Opening, fail_over, hedged_stream, staying_inside, values_of
 from ..actors.loop_host import LoopHost, OwnsLoop
 from ..actors.node_actor import AHEAD_ITEMS, NO_LIMIT, NodeActor, Places, report_blocking
 from ..actors.policy import Policy
@@ -334,7 +334,7 @@ def _open(execution: Execution, site: Site, actor: NodeActor) -> None:
     if policy.fallback is not None:
         policy = replace(policy, fallback=values_of(policy.fallback, site.node.name))
     is_opened = not (execution._is_here or execution._runs_loop)
-    bound = OpeningElsewhere(actor.bound) if is_opened else Opening(site._instance)
+    bound = Opening(site._instance, actor.bound if is_opened else None)
     if is_opened:  # the iterator is made in another place, from the arguments
         actor.fn = functools.wraps(actor.fn, updated=())(lambda *args, **kwargs: (args, kwargs))
     around: tuple[Around, ...] = () if gate is None else (staying_inside(gate),)

@@ -60,7 +60,7 @@ def described(frames: Mapping[Frame, float], wirings: "Iterable[Wiring]") -> Ite
     found: list[tuple[Frame, NodeActor | None, Member | None, bool]] = []
     for frame in frames:
         last = inner[frame]
-        queues, member = last.queues(), places.get(last)
+        queues, member = last.queues, places.get(last)
         at = None if member is None else member.position.actor
         waits = at is None or member is None or _has_no_room(last, at) or _is_ahead(member)
         if (detached := last.detached) is not None:
@@ -104,7 +104,7 @@ def _members(frames: Iterable[Frame]) -> Iterator[Member]:
 
 def _has_no_room(frame: Frame, actor: NodeActor) -> bool:
     """Whether a finished item is still in an actor, because the inbox after it has no room."""
-    return any(queue in actor.consumers for queue in frame.queues())
+    return any(queue in actor.consumers for queue in frame.queues)
 
 
 def _is_ahead(member: Member) -> bool:

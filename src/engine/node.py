@@ -230,11 +230,9 @@ class Execution:
             run: runs the step with its policy.
             hedge_budget: counts the calls of a hedged step.
         """
+        actor.invoke = attempts.invoking(run)
         if actor.policy.is_once:
-            actor.invoke = attempts.invoke_outside
             actor.begin = actor.bound._begin
-        else:
-            actor.invoke = attempts.invoking(run)
 
     def _check_reload(self, old: Any, new: Any) -> None:
         """Raise if a node cannot take the new value of a resource in place of the old one.

@@ -186,7 +186,7 @@ class PlacesMachine(RuleBasedStateMachine):
         waiting = [(actor, frame) for actor in self.actors for frame in self.inboxes[actor] + self.lines[actor]]
         actor, frame = waiting[number % len(waiting)]
         frame.cancel()
-        assert frame.queues() == []
+        assert frame.queues == ()
         self.model_withdraw(actor, frame)
 
     @precondition(lambda self: self.producers)
@@ -204,7 +204,7 @@ class PlacesMachine(RuleBasedStateMachine):
         in_line = [frame for line in self.lines.values() for frame in line]
         for frame in self.frames:
             waits_at = [actor for actor in self.actors if frame in self.inboxes[actor] or frame in self.lines[actor]]
-            assert frame.queues() == waits_at
+            assert [*frame.queues] == waits_at
         assert sorted(frame.item for _, frame in self.producers.values()) == sorted(frame.item for frame in in_line)
 
     @invariant()

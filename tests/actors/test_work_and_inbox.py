@@ -13,7 +13,7 @@ IntWork = Request[int, int]
 
 async def fill(inbox: Mailbox[IntWork], *values: int, priority: int = 0, deadline: float | None = None) -> None:
     for value in values:
-        await inbox.put(Request(value, priority, deadline))
+        await inbox.channel.put(Request(value, priority, deadline), priority)
 
 
 async def test_settling_twice_says_so() -> None:
@@ -81,12 +81,12 @@ async def test_cancelled_and_expired_work_is_not_handed_out() -> None:
     inbox: Mailbox[IntWork] = Mailbox()
     now = asyncio.get_running_loop().time()
     gone: IntWork = Request(1)
-    await inbox.put(gone)
+    await inbox.channel.put(gone)
     await fill(inbox, 2, deadline=now)
     await fill(inbox, 3, deadline=now + 3600)
     gone.cancel()
     waiting: IntWork = Request(4)
-    await inbox.put(waiting)
+    await inbox.channel.put(waiting)
     await fill(inbox, 5)
     waiting.outcome.cancel()
     assert [work.value for work in inbox.take_nowait(2)] == [3, 5]
@@ -97,7 +97,7 @@ async def test_a_waiting_loop_sleeps_through_cancelled_work() -> None:
     getting = asyncio.create_task(inbox.get())
     await asyncio.sleep(0)
     work: IntWork = Request(1)
-    await inbox.put(work)
+    await inbox.channel.put(work)
     work.cancel()
     await fill(inbox, 2)
     assert (await getting).value == 2
@@ -106,14 +106,9 @@ async def test_a_waiting_loop_sleeps_through_cancelled_work() -> None:
 async def test_an_inbox_may_be_bounded_by_the_bytes_of_its_values() -> None:
     inbox: Mailbox[Request[object, int]] = Mailbox(max_bytes=10)
 
-    class Odd:
-        @property
-        def nbytes(self) -> int:
-            raise OSError
-
-    for value in (b"123456", Odd(), "1234"):
-        await inbox.put(Request(value))
-    putting = asyncio.create_task(inbox.put(Request(b"7")))
+    for value in (b"123456", object(), "1234"):
+        await inbox.channel.put(Request(value))
+    putting = asyncio.create_task(inbox.channel.put(Request(b"7")))
     await asyncio.sleep(0)
     assert not putting.done()
     assert (await inbox.get()).value == b"123456"
@@ -122,7 +117,7 @@ async def test_an_inbox_may_be_bounded_by_the_bytes_of_its_values() -> None:
 
 async def test_a_loop_that_ignores_the_end_does_not_stop_the_others() -> None:
     inbox: Mailbox[IntWork] = Mailbox()
-    inbox.close()
+    inbox.channel.close()
 
     async def stubborn() -> None:
         while True:

@@ -625,9 +625,9 @@ async def test_the_end_of_the_inbox_lets_what_waits_go_at_once() -> None:
     looping = asyncio.create_task(batcher_of(recorder, ps.Batch(2, max_wait_seconds=3600), 1).loop(inbox))
     works = [Request[int, int](number) for number in range(5)]
     for work in works:
-        await inbox.put(work)
+        await inbox.channel.put(work)
     await testing.wait_quiescent()
-    inbox.close()
+    inbox.channel.close()
     await looping
     assert [await work.outcome for work in works] == [0, 2, 4, 6, 8]
     assert recorder.batches == [[0, 1], [2, 3], [4]]
@@ -649,7 +649,7 @@ async def test_a_batcher_that_is_cancelled_starts_nothing_more() -> None:
     inbox: Mailbox[Request[int, int]] = Mailbox()
     looping = asyncio.create_task(batcher_of(slow_to_leave, ps.Batch(2, max_wait_seconds=5), 2).loop(inbox))
     for number in range(3):
-        await inbox.put(Request(number))
+        await inbox.channel.put(Request(number))
     await asyncio.sleep(1)
     looping.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -158,3 +158,57 @@ def test_a_handler_whose_caller_leaves_unwinds_once(
     until = UNWINDING_SECONDS + min(left_after_seconds, 10)
     assert testing.run_virtual(main) == pytest.approx(until)
     assert said == ["unwound"]
+
+
+@pytest.mark.parametrize("timeout_seconds", [None, 1.5], ids=["no timeout", "its timeout came first"])
+def test_a_first_attempt_that_has_lost_unwinds_once(timeout_seconds: float | None) -> None:
+    said: list[str] = []
+
+    @ps.node(hedge=ps.Hedge(after_seconds=1, max_share=1), timeout_seconds=timeout_seconds)
+    async def ask(number: int) -> None:
+        said.append("began")
+        await (unwind(said) if len(said) == 1 else asyncio.sleep(1))
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with anyio.move_on_after(5):
+            await engine.run(ps.graph(ask)(1))
+        return loop.time() - began
+
+    assert testing.run_virtual(main) == pytest.approx(UNWINDING_SECONDS + (timeout_seconds or 2), abs=0.01)
+    assert said == ["began", "began", "unwound"]
+
+
+class Broken(Exception):
+    """The instance cannot be used again."""
+
+
+@ps.node(restart_on=(Broken,), timeout_seconds=5, concurrency=2)
+class Restarted:
+    async def __call__(self, said: list[str] | None) -> None:
+        if said is None:
+            raise Broken
+        await unwind(said)
+
+
+@pytest.mark.parametrize("crash_seconds", [1, 7], ids=["restart first", "timeout first"])
+def test_a_handler_whose_instance_is_restarted_unwinds_once(crash_seconds: float) -> None:
+    said: list[str] = []
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with engine.deploy(ps.graph(Restarted())) as service:
+            call = asyncio.create_task(service(said))
+            await asyncio.sleep(crash_seconds)
+            with pytest.raises(Broken):
+                await service(None)
+            await asyncio.sleep(8 - crash_seconds)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        return loop.time() - began
+
+    assert testing.run_virtual(main) == pytest.approx(UNWINDING_SECONDS + min(crash_seconds, 5), abs=0.01)
+    assert said == ["unwound"]

@@ -782,6 +782,9 @@ async def test_an_item_that_is_cancelled_while_it_unwinds_from_a_restart_is_canc
             assert await outcomes(service("crash")) == [Broken]
             await unwinding.wait()
             waiting.cancel()
+            await testing.wait_quiescent()
+            assert life.left == 0  # the cancel does not break into the cleanup
+            go_on.set()
             assert await outcomes(waiting, service("fine")) == [asyncio.CancelledError, "fine"]
     assert [entry["event"] for entry in logs] == ["actor.restarted"]
 
