@@ -117,7 +117,7 @@ class WorkerProcess:
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_ENGINE)
         try:
             with _as_no_daemon():
-                arguments = child_end, self._worker_queue, spans.set_up_of_workers()
+                arguments = child_end, self._worker_queue, spans.set_up_of_workers
                 self._process = _spawn.Process(target=serve, args=arguments, name=WORKER_NAME)
                 self._process.start()
         finally:

@@ -223,7 +223,7 @@ class BatchLog(CounterSource):
 
     def __del__(self) -> None:
         if self._counts[0]:  # the node is gone, and its batches still count
-            metrics.vanished(self)
+            metrics.registry.vanished(self)
 
 
 def on_host(item: BatchItem) -> BatchItem:

@@ -337,7 +337,7 @@ class CompileCache(CounterSource):
         signature = signature_of(args, jitted.static_argnums, configuration, jitted)
         key = jitted, configuration, signature
         jitted.log.missed()
-        metrics.add([_reading(names.METRIC_COMPILE_CACHE_MISSES, jitted, 1)])
+        metrics.registry.add([_reading(names.METRIC_COMPILE_CACHE_MISSES, jitted, 1)])
         with self._lock:
             executable = self._held.get(key)
             if executable is None:
@@ -385,7 +385,7 @@ class CompileCache(CounterSource):
             outcome = error
         work = DeviceWork("compile", jitted.placement.name, jitted.name, started, time.perf_counter())
         jitted.log.spent(work.ended - started)
-        metrics.add([_reading(names.METRIC_COMPILE_TIME, jitted, work.ended - started)])
+        metrics.registry.add([_reading(names.METRIC_COMPILE_TIME, jitted, work.ended - started)])
         if isinstance(outcome, Executable):
             work = work._replace(again=self._keep(key, outcome))
         else:
@@ -404,7 +404,7 @@ class CompileCache(CounterSource):
             self._held[key] = executable
             evicted = self._evict()
         reasons = jitted.log.compiled(jitted.name, jitted.facts(configuration, signature), executable)
-        metrics.add([_reading(names.METRIC_COMPILE_PROGRAMS, jitted, 1)])
+        metrics.registry.add([_reading(names.METRIC_COMPILE_PROGRAMS, jitted, 1)])
         _let_go(evicted)
         return tuple([(one._what, one.remedy) for one in reasons if one.remedy])
 
@@ -426,7 +426,7 @@ def _let_go(evicted: list[tuple[JittedFunction, Executable]]) -> None:
     while evicted:
         jitted, executable = evicted.pop(0)
         jitted.log.dropped(executable)
-        metrics.add(
+        metrics.registry.add(
             [
                 _reading(names.METRIC_COMPILE_CACHE_HITS, jitted, executable.hits),
                 _reading(names.METRIC_COMPILE_CACHE_EVICTIONS, jitted, 1),

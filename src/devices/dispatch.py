@@ -239,7 +239,7 @@ class DispatchThread(ThreadOwner, CounterSource):
             self._returned.put(None)
             del found  # a thread that waits for the next computation must not hold the last one
         self._threads[0].join()
-        metrics.closed(self)
+        metrics.registry.closed(self)
         for callback in self._on_ended:
             callback()
 

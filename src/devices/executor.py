@@ -9,7 +9,7 @@ from .._errors import DeviceError, PlanError
 from ..actors.execution import Attempt, Bound
 from ..engine.node import Execution, as_execution
 from ..engine.wiring import call_site
-from ..telemetry import spans
+from ..telemetry import names, spans
 from .arguments import Arguments, BatchLog, on_host, unwrapped
 from .compiling import JittedFunction
 from .device_batch import DeviceBatch, PackedBatch, batch_sizes
@@ -510,7 +510,7 @@ class OnDevice(Bound):
         if frame.span is not None:
             call.wait = spans.waiting()
             if self._executor.members:
-                spans.consists_of(self._executor.members)
+                spans.note_on_span({names.NODES: self._executor.members})
         return await placed.queue.run(call)
 
     def _begin(

@@ -17,7 +17,7 @@ from ..actors.node_actor import NodeActor, refuse_if_endless, waits_at
 from ..actors.policy import Cache
 from ..actors.tasks import until
 from ..actors.worker import Worker, WorkerGroup
-from ..telemetry import logs, spans
+from ..telemetry import logs, names, spans
 from ..telemetry.counters import CacheStatistics
 from .program import Wired
 
@@ -149,7 +149,7 @@ class CacheSite(Bound):
         if frame.span is not None:
             with TracedExecution(frame.span, frame, actor) as execution:
                 value, how = await self._find(frame, *actor.arguments(frame.values))
-                spans.cached(how)
+                spans.note_on_span({names.CACHE: how})  # "hit", "joined" or "miss"
                 if how == "miss":
                     execution.returned(value)
                 return value

@@ -16,7 +16,7 @@ from ..actors.node_actor import NOTHING_READY
 from ..actors.tasks import EagerStarts
 from ..actors.threads import ThreadShare
 from ..actors.worker import WorkerGroup
-from ..telemetry import metrics, spans
+from ..telemetry import metrics, names, spans
 from .graph import Call
 from .options import ExecutionOptions
 from .program import Wired
@@ -246,7 +246,7 @@ class RunningCall(Frame, WorkerGroup, Listener):
         outcome = outcome_of(state, error)
         spans.end_run(span, outcome, error)
         if self._began is not None:
-            metrics.run_ended(self._graph, perf_counter() - self._began, outcome, error, span)
+            metrics.ended(names.METRIC_RUN_DURATION, self._graph, perf_counter() - self._began, outcome, error, span)
 
 
 # An item that waits for a place of its key, its call, and the actors of its graph.

@@ -25,7 +25,7 @@ from ..actors.frame import Frame
 from ..actors.node_actor import NodeActor
 from ..actors.supervision import SupervisorFlags
 from ..actors.tasks import Condition, start_task, uninterrupted
-from ..telemetry import logs, metrics, spans
+from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading
 from .admission import Admission, FairAdmission, FairShares, Share
 from .call import RunningCall
@@ -289,7 +289,7 @@ class Deployment:
             logs.warning("deployment.not_released", deployment=self.names, error=repr(error))
         finally:
             self.runtime.deployments.discard(self)
-            metrics.closed(self)
+            metrics.registry.closed(self)
 
     def _fail(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
         """End the deployment, because stateful nodes crash too often; later calls are refused with that reason."""
@@ -363,7 +363,7 @@ class Deployment:
                 await self._wait(self.admission.reserve(priority, graph.name, share), timer, too_late, (Overloaded,))
             finally:  # a call that failed here may have had a place for a moment
                 self._changed.notify_all()
-            spans.admitted(span, perf_counter() - began)
+            spans.waited(span, names.ADMISSION_WAIT, perf_counter() - began)
         if self._is_stopped():
             self.admission.release(share)
             self.counts["failed"] += 1

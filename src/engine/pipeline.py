@@ -486,7 +486,7 @@ class Pipeline(OpenStream):
         since, waiting = line.waiting.popleft()
         item = waiting[0]
         self._has_turn(item, line)
-        spans.key_free(item.run_span, perf_counter() - since)
+        spans.waited(item.run_span, names.KEY_WAIT, perf_counter() - since)
         self._admit(waiting)
 
     def _stand_in_line(self, admission: Admission, share: Share | None, line: deque[Waiting]) -> None:
@@ -590,9 +590,10 @@ class Pipeline(OpenStream):
             )  # fmt: skip
         self._scope.engine.stream_closed(self)
         if self._options.collect_metrics:
-            metrics.closed(self)
+            metrics.registry.closed(self)
             if self._graph_name:
-                metrics.stream_ended(self._graph_name, self.uptime.seconds, outcome, error, self._span)
+                seconds = self.uptime.seconds
+                metrics.ended(names.METRIC_STREAM_DURATION, self._graph_name, seconds, outcome, error, self._span)
         if self.on_closed is not None:
             self.on_closed(self)
 

@@ -388,7 +388,7 @@ class Scope:
         finally:
             self.engine.wirings.discard(self.wiring)
             collectors.report(Collector.scope_closed, self.wiring)
-            metrics.closed(self.wiring)
+            metrics.registry.closed(self.wiring)
 
     def _failed(self, make_error: Callable[[str], DeploymentFailed]) -> None:
         if self.on_failed is not None:

@@ -564,7 +564,7 @@ class SharedWirings:
         for (_, _, is_counted, _, _), wiring in self._wirings.items():
             collectors.report(Collector.scope_vanished, wiring)
             if is_counted:
-                metrics.vanished(wiring)
+                metrics.registry.vanished(wiring)
 
 
 async def warm_up(program: Program, pools: Pools, device_strategy: str, known: Mapping[int, Any] | None = None) -> None:

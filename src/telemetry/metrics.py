@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -24,85 +23,69 @@ STREAM_BOUNDARIES: Final = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 10800.0,
 
 
 @dataclass(frozen=True)
-class Observed:
-    """A metric that is read when it is collected.
+class Metric:
+    """A metric: a number that is read when it is collected, or a histogram of the durations of calls or streams.
 
     Attributes:
         name: its name.
         kind: "counter" for a number that only grows, "up_down" for a level. Both can be summed over attributes.
+            "histogram" if a duration is added whenever a call or a stream ends.
         unit: its unit, in UCUM.
         description: what it measures.
+        boundaries: the boundaries of the buckets of a histogram, unless the application has a view of its own.
     """
 
     name: str
-    kind: Literal["counter", "up_down"]
+    kind: Literal["counter", "up_down", "histogram"]
     unit: str
     description: str
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A histogram, to which a duration is added when a call or a stream ends.
-
-    Attributes:
-        name: its name.
-        unit: its unit, in UCUM.
-        description: what it measures.
-        boundaries: the boundaries of its buckets, unless the application has a view of its own.
-    """
-
-    name: str
-    unit: str
-    description: str
-    boundaries: tuple[float, ...]
+    boundaries: tuple[float, ...] = ()
 
 
 RECORDED: Final = (
-    Recorded(names.METRIC_RUN_DURATION, "s", "Calls, from the call to the outcome.", RUN_BOUNDARIES),
-    Recorded(names.METRIC_STREAM_DURATION, "s", "Streams of calls, from the first step to the end.", STREAM_BOUNDARIES),
-)
+    Metric(names.METRIC_RUN_DURATION, "histogram", "s", "Calls, from the call to the outcome.", RUN_BOUNDARIES),
+    Metric(
+        names.METRIC_STREAM_DURATION, "histogram", "s", "Streams of calls, from the first step to the end.",
+        STREAM_BOUNDARIES,
+    ),
+)  # fmt: skip
 
 OBSERVED: Final = (
-    Observed(names.METRIC_RUN_IN_FLIGHT, "up_down", "{run}", "Calls of run in flight."),
-    Observed(names.METRIC_STREAM_ITEMS, "counter", "{item}", "Items of streams that have ended."),
-    Observed(names.METRIC_STREAM_IN_FLIGHT, "up_down", "{item}", "Items that count in max_in_flight of open streams."),
-    Observed(names.METRIC_STREAM_MAX_IN_FLIGHT, "up_down", "{item}", "How many may."),
-    Observed(names.METRIC_DEPLOYMENT_IN_FLIGHT, "up_down", "{run}", "Calls that hold a place in a deployment."),
-    Observed(names.METRIC_DEPLOYMENT_MAX_IN_FLIGHT, "up_down", "{run}", "How many may."),
-    Observed(names.METRIC_DEPLOYMENT_QUEUED, "up_down", "{run}", "Calls that wait for a place in a deployment."),
-    Observed(names.METRIC_DEPLOYMENT_REFUSED, "counter", "{run}", "Calls that were refused with Overloaded."),
-    Observed(names.METRIC_NODE_EXECUTIONS, "counter", "{execution}", "Items that left a node."),
-    Observed(names.METRIC_NODE_BUSY_TIME, "counter", "s", "Time in the handler of a node, over all items."),
-    Observed(names.METRIC_NODE_RETRIES, "counter", "{attempt}", "Attempts beyond the first."),
-    Observed(names.METRIC_NODE_FAILOVERS, "counter", "{item}", "Items that the failover of a node took over."),
-    Observed(names.METRIC_NODE_HEDGES, "counter", "{attempt}", "Second attempts beside the first."),
-    Observed(names.METRIC_NODE_HEDGES_WON, "counter", "{attempt}", "Second attempts whose result counted."),
-    Observed(names.METRIC_NODE_CACHE_CALLS, "counter", "{call}", "Calls of nodes that keep results."),
-    Observed(names.METRIC_NODE_CACHE_EVICTIONS, "counter", "{result}", "Results that had to go for others."),
-    Observed(names.METRIC_NODE_CACHE_SIZE, "up_down", "By", "Bytes of results that are kept."),
-    Observed(names.METRIC_NODE_RESTARTS, "counter", "{restart}", "Instances of stateful nodes that were replaced."),
-    Observed(
-        names.METRIC_NODE_FIGURE,
-        "up_down",
-        "{figure}",
-        "What the execution of a node tells, in the unit of its series.",
-    ),
-    Observed(names.METRIC_NODE_IN_FLIGHT, "up_down", "{item}", "Items in a node."),
-    Observed(names.METRIC_NODE_MAX_IN_FLIGHT, "up_down", "{item}", "How many may be; not for one without a limit."),
-    Observed(names.METRIC_QUEUE_DEPTH, "up_down", "{item}", "Items in the inbox of a node."),
-    Observed(names.METRIC_QUEUE_CAPACITY, "up_down", "{item}", "How many it holds; not for one without a limit."),
-    Observed(names.METRIC_QUEUE_SIZE, "up_down", "By", "Bytes in the inbox of a node with max_bytes."),
-    Observed(names.METRIC_QUEUE_PUT_WAIT_TIME, "counter", "s", "Time that items waited for room in an inbox."),
-    Observed(names.METRIC_BATCH_RUNS, "counter", "{batch}", "Batches that ran on devices."),
-    Observed(names.METRIC_BATCH_ITEMS, "counter", "{item}", "Items in them."),
-    Observed(names.METRIC_BATCH_ELEMENTS, "counter", "{element}", "Elements of their arrays, real ones and padding."),
-    Observed(names.METRIC_DEVICE_BUSY_TIME, "counter", "s", "Time in which a device had something to compute."),
-    Observed(names.METRIC_DEVICE_RESTARTS, "counter", "{restart}", "Calls that a thread of a device gave up."),
-    Observed(names.METRIC_COMPILE_PROGRAMS, "counter", "{program}", "Programs that were compiled."),
-    Observed(names.METRIC_COMPILE_TIME, "counter", "s", "Time spent tracing, lowering and compiling, also in vain."),
-    Observed(names.METRIC_COMPILE_CACHE_HITS, "counter", "{call}", "Calls whose program was there."),
-    Observed(names.METRIC_COMPILE_CACHE_MISSES, "counter", "{call}", "Calls that waited for a compilation."),
-    Observed(names.METRIC_COMPILE_CACHE_EVICTIONS, "counter", "{program}", "Programs dropped for others."),
+    Metric(names.METRIC_RUN_IN_FLIGHT, "up_down", "{run}", "Calls of run in flight."),
+    Metric(names.METRIC_STREAM_ITEMS, "counter", "{item}", "Items of streams that have ended."),
+    Metric(names.METRIC_STREAM_IN_FLIGHT, "up_down", "{item}", "Items that count in max_in_flight of open streams."),
+    Metric(names.METRIC_STREAM_MAX_IN_FLIGHT, "up_down", "{item}", "How many may."),
+    Metric(names.METRIC_DEPLOYMENT_IN_FLIGHT, "up_down", "{run}", "Calls that hold a place in a deployment."),
+    Metric(names.METRIC_DEPLOYMENT_MAX_IN_FLIGHT, "up_down", "{run}", "How many may."),
+    Metric(names.METRIC_DEPLOYMENT_QUEUED, "up_down", "{run}", "Calls that wait for a place in a deployment."),
+    Metric(names.METRIC_DEPLOYMENT_REFUSED, "counter", "{run}", "Calls that were refused with Overloaded."),
+    Metric(names.METRIC_NODE_EXECUTIONS, "counter", "{execution}", "Items that left a node."),
+    Metric(names.METRIC_NODE_BUSY_TIME, "counter", "s", "Time in the handler of a node, over all items."),
+    Metric(names.METRIC_NODE_RETRIES, "counter", "{attempt}", "Attempts beyond the first."),
+    Metric(names.METRIC_NODE_FAILOVERS, "counter", "{item}", "Items that the failover of a node took over."),
+    Metric(names.METRIC_NODE_HEDGES, "counter", "{attempt}", "Second attempts beside the first."),
+    Metric(names.METRIC_NODE_HEDGES_WON, "counter", "{attempt}", "Second attempts whose result counted."),
+    Metric(names.METRIC_NODE_CACHE_CALLS, "counter", "{call}", "Calls of nodes that keep results."),
+    Metric(names.METRIC_NODE_CACHE_EVICTIONS, "counter", "{result}", "Results that had to go for others."),
+    Metric(names.METRIC_NODE_CACHE_SIZE, "up_down", "By", "Bytes of results that are kept."),
+    Metric(names.METRIC_NODE_RESTARTS, "counter", "{restart}", "Instances of stateful nodes that were replaced."),
+    Metric(names.METRIC_NODE_FIGURE, "up_down", "{figure}", "What an execution tells, in the unit of its series."),
+    Metric(names.METRIC_NODE_IN_FLIGHT, "up_down", "{item}", "Items in a node."),
+    Metric(names.METRIC_NODE_MAX_IN_FLIGHT, "up_down", "{item}", "How many may be; not for one without a limit."),
+    Metric(names.METRIC_QUEUE_DEPTH, "up_down", "{item}", "Items in the inbox of a node."),
+    Metric(names.METRIC_QUEUE_CAPACITY, "up_down", "{item}", "How many it holds; not for one without a limit."),
+    Metric(names.METRIC_QUEUE_SIZE, "up_down", "By", "Bytes in the inbox of a node with max_bytes."),
+    Metric(names.METRIC_QUEUE_PUT_WAIT_TIME, "counter", "s", "Time that items waited for room in an inbox."),
+    Metric(names.METRIC_BATCH_RUNS, "counter", "{batch}", "Batches that ran on devices."),
+    Metric(names.METRIC_BATCH_ITEMS, "counter", "{item}", "Items in them."),
+    Metric(names.METRIC_BATCH_ELEMENTS, "counter", "{element}", "Elements of their arrays, real ones and padding."),
+    Metric(names.METRIC_DEVICE_BUSY_TIME, "counter", "s", "Time in which a device had something to compute."),
+    Metric(names.METRIC_DEVICE_RESTARTS, "counter", "{restart}", "Calls that a thread of a device gave up."),
+    Metric(names.METRIC_COMPILE_PROGRAMS, "counter", "{program}", "Programs that were compiled."),
+    Metric(names.METRIC_COMPILE_TIME, "counter", "s", "Time spent tracing, lowering and compiling, also in vain."),
+    Metric(names.METRIC_COMPILE_CACHE_HITS, "counter", "{call}", "Calls whose program was there."),
+    Metric(names.METRIC_COMPILE_CACHE_MISSES, "counter", "{call}", "Calls that waited for a compilation."),
+    Metric(names.METRIC_COMPILE_CACHE_EVICTIONS, "counter", "{program}", "Programs dropped for others."),
 )
 
 COUNTERS: Final = frozenset(metric.name for metric in OBSERVED if metric.kind == "counter")
@@ -116,7 +99,7 @@ class Series:
     """A metric with its attributes; `series` makes one object for each.
 
     Attributes:
-        metric: the name of the metric, one of `definitions.OBSERVED`.
+        metric: the name of the metric, one of `OBSERVED`.
         attributes: attributes of bounded cardinality: graphs, nodes, outcomes, never an item or a run.
     """
 
@@ -151,7 +134,6 @@ class CounterSource(Protocol):
 
     def counters(self) -> Iterable[Reading]:
         """Return the counters, which only grow."""
-        ...
 
     def levels(self) -> Iterable[Reading]:
         """Return the present levels; by default, there are none."""
@@ -161,107 +143,48 @@ class CounterSource(Protocol):
 # The instruments are made at the first count, because importing them takes longer than using them. Until the
 # application sets a provider, the instruments are proxies of the API; then they pass on to the provider's instruments.
 
-Totals: TypeAlias = Callable[[], Mapping[str, Mapping[Series, float]]]
 
-# A reader reads one instrument after the other; within this time, all instruments return numbers of the same moment.
-_SAME_MOMENT_SECONDS: Final = 1.0
-
-
-class Instruments:
-    """All instruments of one meter.
+def instruments(meter: "Meter", values: Callable[[str], Mapping[Series, float]]) -> "dict[str, Histogram]":
+    """Make all instruments of a meter, and return the histograms by name.
 
     Args:
         meter: the meter, which makes the instruments.
-        totals: returns the numbers of the observable instruments.
-
-    Attributes:
-        histograms: the histograms, by name.
+        values: returns the numbers of an observable instrument, by its name.
     """
+    from opentelemetry.metrics import Observation
 
-    def __init__(self, meter: "Meter", totals: Totals) -> None:
-        self.histograms: dict[str, Histogram] = {
-            metric.name: meter.create_histogram(
-                metric.name,
-                metric.unit,
-                metric.description,
-                explicit_bucket_boundaries_advisory=metric.boundaries,
-            )
-            for metric in RECORDED
-        }
-        self._totals = totals
-        self.unlock()
-        self._look: Mapping[str, Mapping[Series, float]] = {}
-        self._looked_at = 0.0
-        self._told: set[str] = set()
-        for metric in OBSERVED:
-            make = (
-                meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_up_down_counter
-            )
-            make(metric.name, [self._callback(metric)], metric.unit, metric.description)
+    def observe(name: str, options: "CallbackOptions") -> "Iterable[Observation]":
+        return [Observation(value, dict(series.attributes)) for series, value in values(name).items()]
 
-    def unlock(self) -> None:
-        """Make a new lock; also in a forked process, where a thread of the parent may hold the old lock."""
-        self._lock = threading.Lock()
-
-    def _callback(self, metric: Observed) -> "Callable[[CallbackOptions], Iterable[Observation]]":
-        from opentelemetry.metrics import Observation
-
-        def observe(options: "CallbackOptions") -> "Iterable[Observation]":
-            values = self._now(metric.name).get(metric.name, {})
-            return [Observation(value, dict(series.attributes)) for series, value in values.items()]
-
-        return observe
-
-    def _now(self, metric: str) -> Mapping[str, Mapping[Series, float]]:
-        """Return all numbers; they are read once for all instruments, and anew when one is read a second time."""
-        with self._lock:
-            now = monotonic()
-            begins = metric in self._told or not self._told
-            if begins:
-                self._told.clear()
-            # A collection that takes longer goes on with newer numbers.
-            if begins or now > self._looked_at + _SAME_MOMENT_SECONDS:
-                self._look = self._totals()
-                self._looked_at = now
-            self._told.add(metric)
-            return self._look
+    for metric in OBSERVED:
+        make = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_up_down_counter
+        make(metric.name, [partial(observe, metric.name)], metric.unit, metric.description)
+    return {
+        metric.name: meter.create_histogram(
+            metric.name, metric.unit, metric.description, explicit_bucket_boundaries_advisory=metric.boundaries
+        )
+        for metric in RECORDED
+    }
 
 
-_instruments: Instruments | None = None
+_histograms: "dict[str, Histogram]" = {}
 # Returns the meter provider of the application; None if the application has none, or if nothing was counted yet. It
 # reads a private attribute, for speed, as `spans.tracer_provider` does. If a later version of OpenTelemetry lacks the
 # attribute, durations are recorded in vain.
 meter_provider: Callable[[], object] = partial(getattr, None, "_METER_PROVIDER", None)
-_lock = threading.Lock()
+_lock = threading.Lock()  # not a lock of the registry: a reader holds its own lock of OpenTelemetry meanwhile
 
 
-def _unlock() -> None:
-    global _lock  # noqa: PLW0603 - one for the process, as meters are
-    _lock = threading.Lock()
-    if _instruments is not None:
-        _instruments.unlock()
-
-
-os.register_at_fork(after_in_child=_unlock)
-
-
-def create(totals: Totals) -> None:
+def _create() -> None:
     """Make the instruments, once."""
-    global _instruments, meter_provider  # noqa: PLW0603 - one for the process, as meters are
-    if _instruments is not None:
-        return
+    global meter_provider  # noqa: PLW0603 - one for the process, as meters are
     with _lock:
-        if _instruments is None:
+        if not _histograms:
             from opentelemetry import metrics
             from opentelemetry.metrics import _internal
 
             meter_provider = partial(getattr, _internal, "_METER_PROVIDER", _internal)
-            _instruments = Instruments(metrics.get_meter(names.INSTRUMENTATION), totals)
-
-
-def histogram(name: str) -> "Histogram | None":
-    """Return a histogram; None if nothing was counted yet, or if the application exports no metrics."""
-    return None if _instruments is None or meter_provider() is None else _instruments.histograms[name]
+            _histograms.update(instruments(metrics.get_meter(names.INSTRUMENTATION), registry.values))
 
 
 # The registry of sources. It holds a weak reference to each source from its opening to its closing. When a source
@@ -271,7 +194,7 @@ def histogram(name: str) -> "Histogram | None":
 
 
 class Registry:
-    """Adds up the counters of open and closed sources. All methods may be called from any thread."""
+    """Adds up the counters of open and closed sources. All methods but `totals` may be called from any thread."""
 
     def __init__(self) -> None:
         self._open: WeakValueDictionary[int, CounterSource] = WeakValueDictionary()
@@ -279,6 +202,8 @@ class Registry:
         self._departed: deque[tuple[CounterSource | None, dict[Series, float]]] = deque()
         self._totals: dict[Series, float] = {}
         self._highest: dict[Series, float] = {}
+        self._look: dict[str, dict[Series, float]] = {}  # the totals that a collection is being told
+        self._told: set[str] = set()  # the metrics that this collection was told
         self.unlock()
 
     def unlock(self) -> None:
@@ -311,22 +236,30 @@ class Registry:
         self._departed.append((None, counters))
         self._fold()
 
-    def totals(self) -> dict[str, dict[Series, float]]:
-        """Return all numbers, by metric and series; a counter is never smaller than at an earlier call."""
+    def values(self, metric: str) -> Mapping[Series, float]:
+        """Return the numbers of a metric. All metrics tell of one moment, until one of them is read a second time."""
         with self._reading:
-            # A source that closes meanwhile is in `sources`, in `just_closed` or in both; if in both, it is skipped in
-            # `sources`.
-            with self._lock:
-                sources = [source for reference in self._open.valuerefs() if (source := reference()) is not None]
-                just_closed = self._take_departed()
-                found = dict(self._totals)
-            self._fold()
-            shared: set[tuple[Series, object]] = set()
-            for source in sources:
-                if id(source) not in just_closed:
-                    _add(found, source.counters(), shared)
-                    _add(found, source.levels(), shared)
-            return self._sorted(found)
+            if metric in self._told or not self._told:
+                self._told.clear()
+                self._look = self.totals()
+            self._told.add(metric)
+            return self._look.get(metric, {})
+
+    def totals(self) -> dict[str, dict[Series, float]]:
+        """Return all numbers, by metric and series; no counter is smaller than before. For one thread at a time."""
+        # A source that closes meanwhile is in `sources`, in `just_closed` or in both; if in both, it is skipped in
+        # `sources`.
+        with self._lock:
+            sources = [source for reference in self._open.valuerefs() if (source := reference()) is not None]
+            just_closed = self._take_departed()
+            found = dict(self._totals)
+        self._fold()
+        shared: set[tuple[Series, object]] = set()
+        for source in sources:
+            if id(source) not in just_closed:
+                _add(found, source.counters(), shared)
+                _add(found, source.levels(), shared)
+        return self._sorted(found)
 
     def _fold(self) -> None:
         """Add the closed sources to the totals; if a reader is using the totals, the reader adds them afterwards."""
@@ -366,54 +299,40 @@ def _add(found: dict[Series, float], readings: Iterable[Reading], shared: set[tu
         found[series] = found.get(series, 0) + value
 
 
-_registry = Registry()
-os.register_at_fork(after_in_child=_registry.unlock)
+registry = Registry()
+
+
+def _unlock() -> None:
+    global _lock  # noqa: PLW0603 - one for the process, as meters are
+    _lock = threading.Lock()
+    registry.unlock()
+
+
+os.register_at_fork(after_in_child=_unlock)
 
 
 def opened(source: CounterSource) -> None:
     """Read a source from now on, until it is closed or collected as garbage."""
-    create(_registry.totals)
-    _registry.opened(source)
+    if not _histograms:
+        _create()
+    registry.opened(source)
 
 
-def closed(source: CounterSource) -> None:
-    """Keep the last counters of a source that has closed; nothing if it was not open."""
-    _registry.closed(source)
-
-
-def vanished(source: CounterSource) -> None:
-    """Keep the last counters of an open source that is being collected as garbage; its weak reference is dead."""
-    _registry.vanished(source)
-
-
-def add(readings: Iterable[Reading]) -> None:
-    """Add to counters that belong to no source."""
-    _registry.add(readings)
-
-
-def run_ended(graph: str, seconds: float, outcome: str, error: BaseException | None, span: "Span | None") -> None:
-    """Record the duration of one call.
+def ended(
+    metric: str, graph: str, seconds: float, outcome: str, error: BaseException | None, span: "Span | None"
+) -> None:
+    """Record the duration of one call, or of one stream of calls.
 
     Args:
+        metric: the name of the histogram.
         graph: the name of the graph.
         seconds: the time from the call to its outcome, including its wait for a place.
         outcome: done, failed, cancelled, expired, interrupted or refused.
         error: the error of the call; None if there was none.
         span: the span of the call; if it is sampled, it becomes an exemplar of its bucket.
     """
-    _record(names.METRIC_RUN_DURATION, graph, seconds, outcome, error, span)
-
-
-def stream_ended(graph: str, seconds: float, outcome: str, error: BaseException | None, span: "Span | None") -> None:
-    """Record the duration of one stream of calls; arguments as for `run_ended`."""
-    _record(names.METRIC_STREAM_DURATION, graph, seconds, outcome, error, span)
-
-
-def _record(
-    name: str, graph: str, seconds: float, outcome: str, error: BaseException | None, span: "Span | None"
-) -> None:
-    found = histogram(name)
-    if found is None:
+    found = _histograms.get(metric)
+    if found is None or meter_provider() is None:  # nothing was counted yet, or the application exports no metrics
         return
     attributes = {names.GRAPH: graph, names.OUTCOME: outcome}
     if error is not None and outcome in ("failed", "expired", "refused"):

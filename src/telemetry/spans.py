@@ -34,26 +34,6 @@ AttributeValue = str | int | float | Sequence[str]
 tracer_provider: Callable[[], object] = partial(getattr, trace, "_TRACER_PROVIDER", trace)
 
 
-def start(
-    name: str,
-    parent: Context | None = None,
-    attributes: Mapping[str, AttributeValue] | None = None,
-    *,
-    kind: SpanKind = SpanKind.INTERNAL,
-    links: Sequence[Link] = (),
-) -> Span:
-    """Start a span.
-
-    Args:
-        name: the name of the span.
-        parent: the context with the parent span; by default the context of the caller.
-        attributes: the attributes, which the sampler sees as well.
-        kind: the kind of the span; CLIENT for calls of other systems.
-        links: links to the spans for which the work is done.
-    """
-    return _tracer.start_span(name, context=parent, kind=kind, attributes=attributes, links=links)
-
-
 def record_error(span: Span, error: BaseException) -> None:
     """Mark a span as failed, with the type and the text of the error."""
     span.set_attribute(names.ERROR_TYPE, type(error).__qualname__)
@@ -147,18 +127,9 @@ def note_on_span(attributes: Mapping[str, AttributeValue]) -> None:
     trace.get_current_span().set_attributes(attributes)
 
 
-_set_up: Callable[[], None] | None = None
-
-
-def set_up_workers(set_up: Callable[[], None]) -> None:
-    """Set a function that each new worker process calls before its first sampled item; it must be picklable."""
-    global _set_up  # noqa: PLW0603 - one for the process, as the provider of traces is
-    _set_up = set_up
-
-
-def set_up_of_workers() -> Callable[[], None] | None:
-    """Return the function that a new worker process has to call; None if the application exports no traces."""
-    return _set_up
+# A function that each new worker process calls before its first sampled item, and that can be pickled; None if the
+# application exports no traces.
+set_up_of_workers: Callable[[], None] | None = None
 
 
 def outgoing() -> dict[str, str]:
@@ -271,25 +242,19 @@ def start_run(
     attributes: dict[str, AttributeValue] = {names.GRAPH: graph}
     if item is not None:
         attributes[names.ITEM] = item
-    span = start(f"{names.RUN} {graph}", outer, attributes, links=links)
+    span = _tracer.start_span(f"{names.RUN} {graph}", outer, attributes=attributes, links=links)
     context.run(otel_context.attach, trace.set_span_in_context(span, outer))
     return span, span.is_recording()
 
 
-def admitted(span: Span | None, waited_seconds: float) -> None:
-    """Add to the span of a call how long the call has waited for its place."""
+def waited(span: Span | None, attribute: str, seconds: float) -> None:
+    """Add to the span of a call how long the call has waited for its place, or for earlier calls of its key."""
     if span is not None:
-        span.set_attribute(names.ADMISSION_WAIT, waited_seconds)
-
-
-def key_free(span: Span | None, waited_seconds: float) -> None:
-    """Add to the span of an item how long the item has waited for earlier calls of its key."""
-    if span is not None:
-        span.set_attribute(names.KEY_WAIT, waited_seconds)
+        span.set_attribute(attribute, seconds)
 
 
 def end_run(span: Span | None, outcome: str, error: BaseException | None = None) -> None:
-    """End the span of a call, if there is one.
+    """End the span of a call or of a job of a device, if there is one.
 
     Args:
         span: the span.
@@ -309,7 +274,7 @@ def start_stream(context: contextvars.Context | None) -> Span | None:
     """Start the span of a stream; if a context is given, make the span current in it."""
     if tracer_provider() is None:
         return None
-    span = start(names.STREAM)
+    span = _tracer.start_span(names.STREAM)
     if context is not None:
         context.run(otel_context.attach, trace.set_span_in_context(span))
     return span
@@ -481,16 +446,6 @@ def happened(event: str, node: str, error: BaseException | None = None, **more: 
     present().add_event(event, attributes)
 
 
-def cached(how: str) -> None:
-    """Add to the span of the current node execution whether its result was cached: "hit", "joined" or "miss"."""
-    present().set_attribute(names.CACHE, how)
-
-
-def consists_of(nodes: tuple[str, ...]) -> None:
-    """Add to the span of the current node execution the names of the nodes that its node was fused from."""
-    present().set_attribute(names.NODES, nodes)
-
-
 # Spans of work on a device: batches and single calls, and the compilations and transfers that they wait for.
 #
 # A device works for many calls at a time, so the span of a batch and the spans of its items are linked to each other.
@@ -529,9 +484,10 @@ def waiting() -> DeviceWait | None:
     return DeviceWait(span) if span.is_recording() else None
 
 
-@contextmanager
-def of_step(actor: str, waits: Sequence[DeviceWait], items: int) -> Generator[None, None, None]:
-    """Put a span around a step of an actor that owns its loop: the root of a trace, linked to the step's sampled items.
+def of_step(actor: str, waits: Sequence[DeviceWait], items: int) -> AbstractContextManager[None]:
+    """Return a context manager that puts a span around a step of an actor that owns its loop.
+
+    The span is the root of a trace, linked to the sampled items in the step.
 
     A stream may take part in thousands of steps. So the trace of a stream contains no steps, and its span has no links
     to steps.
@@ -539,8 +495,7 @@ def of_step(actor: str, waits: Sequence[DeviceWait], items: int) -> Generator[No
     links = [Link(wait.span.get_span_context()) for wait in waits[:MAX_LINKS]]
     attributes: dict[str, AttributeValue] = {names.NODE: actor, names.BATCH_ITEMS: items}
     root = trace.set_span_in_context(INVALID_SPAN)
-    with trace.use_span(start(f"{names.STEP} {actor}", root, attributes, links=links), end_on_exit=True):
-        yield
+    return _around(names.STEP, actor, attributes, root, links)
 
 
 class JobSpan:
@@ -564,7 +519,7 @@ class JobSpan:
             name = names.BATCH
             attributes[names.BATCH_ITEMS] = items
             links = [Link(wait.span.get_span_context()) for wait in waits[:MAX_LINKS]]
-        self._span = start(f"{name} {node}", waits[0].context, attributes, links=links)
+        self._span = _tracer.start_span(f"{name} {node}", waits[0].context, attributes=attributes, links=links)
         self.context = trace.set_span_in_context(self._span, waits[0].context)
         self._dispatching_since = self._dispatched_at = perf_counter()
         for wait in waits:
@@ -601,12 +556,7 @@ class JobSpan:
         """
         if has_run:
             self._span.set_attribute(names.DEVICE_SECONDS, perf_counter() - self._dispatched_at)
-        outcome = "done" if has_run else "cancelled"
-        if error is not None:
-            outcome = "failed"
-            record_error(self._span, error)
-        self._span.set_attribute(names.OUTCOME, outcome)
-        self._span.end()
+        end_run(self._span, "failed" if error is not None else "done" if has_run else "cancelled", error)
 
     def transfer(self, size_bytes: int) -> AbstractContextManager[None]:
         """Return a context manager that puts a span around the start of a transfer to the device."""
@@ -640,7 +590,7 @@ def compiling(
 def _around(
     kind: str, node: str, attributes: dict[str, AttributeValue], parent: Context, links: Sequence[Link]
 ) -> Generator[None, None, None]:
-    span = start(f"{kind} {node}", parent, attributes, links=links)
+    span = _tracer.start_span(f"{kind} {node}", parent, attributes=attributes, links=links)
     token = otel_context.attach(trace.set_span_in_context(span, parent))
     try:
         yield

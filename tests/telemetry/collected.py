@@ -10,7 +10,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Metric
 
 from penstock.telemetry import names
-from penstock.telemetry.metrics import Instruments, Registry
+from penstock.telemetry.metrics import Registry, instruments
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Collected:
 
     def __post_init__(self) -> None:
         self.provider = MeterProvider([self.reader], shutdown_on_exit=False)
-        self.instruments = Instruments(self.provider.get_meter(names.INSTRUMENTATION), self.registry.totals)
+        self.histograms = instruments(self.provider.get_meter(names.INSTRUMENTATION), self.registry.values)
 
     def metrics(self) -> dict[str, Metric]:
         """Returns the metrics that the reader collects now, by name."""
@@ -52,7 +52,7 @@ def collecting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collected]:
     """Sets metrics up anew: a process has only one provider, and the package's instruments may have found it before."""
     found = Collected()
     monkeypatch.setattr("opentelemetry.metrics._internal._METER_PROVIDER", found.provider)
-    monkeypatch.setattr("penstock.telemetry.metrics._instruments", found.instruments)
-    monkeypatch.setattr("penstock.telemetry.metrics._registry", found.registry)
+    monkeypatch.setattr("penstock.telemetry.metrics._histograms", found.histograms)
+    monkeypatch.setattr("penstock.telemetry.metrics.registry", found.registry)
     yield found
     found.provider.shutdown()

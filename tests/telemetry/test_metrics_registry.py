@@ -1,7 +1,6 @@
 """The registry adds up open and closed sources, and never waits; one reading serves all instruments."""
 
 import gc
-import itertools
 import re
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
 
 from penstock.telemetry import names
-from penstock.telemetry.metrics import OBSERVED, Instruments, Reading, Registry, Series, series
+from penstock.telemetry.metrics import OBSERVED, Reading, Registry, Series, instruments, series
 from tests.docs.snippets import ROOT
 
 COUNTER, LEVEL = names.METRIC_NODE_EXECUTIONS, names.METRIC_QUEUE_DEPTH
@@ -131,56 +130,41 @@ def test_one_that_is_collected_as_garbage_hands_over_its_counts() -> None:
     assert left() is None
 
 
+class Looks:
+    """A source of all metrics, whose numbers are the number of looks."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def counters(self) -> Iterable[Reading]:
+        self.count += 1
+        return [(of(metric.name, "n"), self.count, None) for metric in OBSERVED if metric.kind == "counter"]
+
+    def levels(self) -> Iterable[Reading]:
+        return [(of(metric.name, "n"), self.count, None) for metric in OBSERVED if metric.kind == "up_down"]
+
+
 def test_all_instruments_tell_of_one_look() -> None:
-    looks: list[int] = []
-
-    def look() -> dict[str, Any]:
-        looks.append(1)
-        return {metric.name: {of(metric.name, "n"): len(looks)} for metric in OBSERVED}
-
+    registry, looks = Registry(), Looks()
+    registry.opened(looks)
     readers = [InMemoryMetricReader(), InMemoryMetricReader()]
     provider = MeterProvider(readers, shutdown_on_exit=False)
-    made = Instruments(provider.get_meter("test"), look)
+    histograms = instruments(provider.get_meter("test"), registry.values)
     for expected in (1, 2, 3):
         data = readers[expected % 2].get_metrics_data()
         assert data is not None
         (scope,) = data.resource_metrics[0].scope_metrics
         assert len(scope.metrics) == len(OBSERVED)
         assert {point.value for metric in scope.metrics for point in metric.data.data_points} == {expected}  # type: ignore[union-attr]
-        assert len(looks) == expected
-    assert set(made.histograms) == {names.METRIC_RUN_DURATION, names.METRIC_STREAM_DURATION}
-    provider.shutdown()
-
-
-def test_a_collection_that_takes_long_leaves_no_old_look_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[int] = []
-    now = itertools.count()
-    monkeypatch.setattr("penstock.telemetry.metrics.monotonic", lambda: next(now) * 0.4)
-
-    def look() -> dict[str, Any]:
-        looks.append(1)
-        return {metric.name: {of(metric.name, "n"): len(looks)} for metric in OBSERVED}
-
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader], shutdown_on_exit=False)
-    Instruments(provider.get_meter("test"), look)
-    before = 0
-    for _ in range(3):
-        data = reader.get_metrics_data()
-        assert data is not None
-        (scope,) = data.resource_metrics[0].scope_metrics
-        values = [point.value for metric in scope.metrics for point in metric.data.data_points]  # type: ignore[union-attr]
-        assert min(values) > before
-        before = max(values)
+        assert looks.count == expected
+    assert set(histograms) == {names.METRIC_RUN_DURATION, names.METRIC_STREAM_DURATION}
     provider.shutdown()
 
 
 def test_the_queries_in_the_documentation_name_what_prometheus_sees() -> None:
     found = CollectorRegistry()
     provider = MeterProvider([PrometheusMetricReader(registry=found)], shutdown_on_exit=False)
-    look = {metric.name: {of(metric.name, "n"): 1} for metric in OBSERVED}
-    made = Instruments(provider.get_meter("test"), lambda: look)
-    for histogram in made.histograms.values():
+    for histogram in instruments(provider.get_meter("test"), lambda name: {of(name, "n"): 1}).values():
         histogram.record(1)
     seen = {sample.name for family in found.collect() for sample in family.samples}
     page = (ROOT / "docs/how-to/metrics.md").read_text()
