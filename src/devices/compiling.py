@@ -5,7 +5,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from opentelemetry.context import Context
@@ -16,7 +16,7 @@ from ..telemetry import metrics, names, spans
 from ..telemetry.metrics import CounterSource, Reading, series
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.collectors import Collector
-from ..telemetry.profiling.records import DeviceWork
+from ..telemetry.profiling.timeline import DeviceSlice
 from .compile_thread import CompileThread
 from .enqueue_order import ENQUEUE_ORDER, has_collectives
 from .programs import (
@@ -383,11 +383,11 @@ class CompileCache(CounterSource):
                 outcome = build(jitted, configuration, signature)
         except BaseException as error:  # noqa: BLE001 - the callers get every error, and this thread goes on
             outcome = error
-        work = DeviceWork("compile", jitted.placement.name, jitted.name, started, time.perf_counter())
-        jitted.log.spent(work.ended - started)
-        metrics.registry.add([_reading(names.METRIC_COMPILE_TIME, jitted, work.ended - started)])
+        work = DeviceSlice("compile", jitted.placement.name, jitted.name, started, time.perf_counter())
+        jitted.log.spent(work.ended_seconds - started)
+        metrics.registry.add([_reading(names.METRIC_COMPILE_TIME, jitted, work.ended_seconds - started)])
         if isinstance(outcome, Executable):
-            work = work._replace(again=self._keep(key, outcome))
+            work = replace(work, again=self._keep(key, outcome))
         else:
             with self._lock:
                 del self._waiting[key]

@@ -12,7 +12,7 @@ import numpy as np
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.collectors import Collector
 from ..telemetry.profiling.durations import OutsideSeconds
-from ..telemetry.profiling.records import DeviceWork, DeviceWorkKind
+from ..telemetry.profiling.timeline import DeviceSlice, DeviceWorkKind
 from .programs import Executable, are_ready, is_device_array, is_random_key, wait_until_ready
 from .untyped_jax import jax
 
@@ -184,7 +184,7 @@ class JobTimes:
         node, device = jitted.name, jitted.placement.name
         followed = tuple([frame.identity for frame in frames[:_FOLLOWED] if frame is not None])
         for kind, began, ended in self._parts:
-            work = DeviceWork(kind, device, node, began, ended, len(frames), rows, padding_share, followed)
+            work = DeviceSlice(kind, device, node, began, ended, len(frames), rows, padding_share, followed)
             collectors.report(Collector.device_worked, work)
         compute = sum([part.ended - part.began for part in self._parts if part.kind == "compute"])
         transfer = sum([part.ended - part.began for part in self._parts if part.kind != "compute"])

@@ -12,7 +12,7 @@ from .._errors import DeviceError
 from .._machine import aligned_copy
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.collectors import Collector
-from ..telemetry.profiling.records import DeviceWork
+from ..telemetry.profiling.timeline import DeviceSlice
 from .enqueue_order import reshard
 from .programs import is_device_array, not_on_device
 from .untyped_jax import jax
@@ -150,7 +150,7 @@ def put_there(value: Any, shardings: Any, placement: "Placement", name: str) -> 
 
     began = perf_counter()
     placed = jax.tree.map(put, owned(value), shardings)
-    collectors.report(Collector.device_worked, DeviceWork("to device", placement.name, name, began, perf_counter()))
+    collectors.report(Collector.device_worked, DeviceSlice("to device", placement.name, name, began, perf_counter()))
     return placed
 
 

@@ -308,16 +308,17 @@ def _places(
     from ..telemetry.profiling.records import Capacity
 
     own, is_own, pool = actor.limiter, actor.limiter.limit < UNLIMITED, node.runs_on._pool
+    is_stateful = node.template is not None or node.runs_on._runs_loop
+    is_shared = node.policy.concurrency is not None and not is_stateful
     if room is not None and room.limit < own.limit:
         mapping = room.mapping
         runs, seconds = (None, 0.0) if mapping is None else (mapping.limiter.in_flight, mapping.busy_seconds)
-        yield Capacity(id(actor), room.limit, room.bound, runs=runs, run_seconds=seconds, at=room.at)
+        around = own if is_shared else None
+        yield Capacity(id(actor), room.limit, room.bound, runs=runs, run_seconds=seconds, at=room.at, around=around)
         # How many runs of a `map_each` there are at a time has no bound, so all of them together may reach this limit.
         is_own = is_own and mapping is not None
     if is_own:
-        is_stateful = node.template is not None or node.runs_on._runs_loop
-        is_limited = node.policy.concurrency is not None
-        yield Capacity(own, own.limit, _bound(node), is_shared=is_limited and not is_stateful)
+        yield Capacity(own, own.limit, _bound(node), is_shared=is_shared)
     if pool == "threads" and threads is not None:
         yield Capacity(threads, threads.limit, pool, is_shared=True)
     if pool is not None:

@@ -40,7 +40,7 @@ from .tracing.template import Read, Template, arguments_builder, is_known, reads
 if TYPE_CHECKING:
     from ..actors.loop_host import LoopHost
     from ..telemetry.counters import Cuts
-    from ..telemetry.profiling.records import ScopeKind, StepSnapshot
+    from ..telemetry.profiling.records import ScopeKind, ScopeSnapshot, StepSnapshot
     from .checkpoint import Checkpointer, StepCheckpoint
     from .counters import Room
 
@@ -172,6 +172,16 @@ class Wiring(Scope):
     def step_snapshots(self) -> "Iterator[StepSnapshot]":
         """Yield the counters of all nodes, also of nodes in bodies of control flow."""
         return step_snapshots(self.sites(), self._pools, self._threads, is_empty=self._is_empty)
+
+    def snapshot(self, seconds: float, steps: "tuple[StepSnapshot, ...]") -> "ScopeSnapshot":
+        """Return a snapshot of the scope, which is taken at this time, with these snapshots of its nodes."""
+        from ..telemetry.profiling.records import ScopeSnapshot
+
+        return ScopeSnapshot(
+            id(self), seconds, steps, self.admitted and self.admitted(), self.id, self.kind, self.opened_at,
+            tuple([(digest, name) for digest, (name, _) in self.drawings().items()]), self.cuts,
+            self.progress and self.progress(),
+        )  # fmt: skip
 
     @property
     def _is_empty(self) -> bool:

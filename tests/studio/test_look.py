@@ -257,8 +257,8 @@ async def test_items_count_once_where_idle_scopes_share_the_limit(path: Path) ->
     assert (second["in_flight"], second["total_completed"]) == (0, 3)
 
 
-@pytest.mark.parametrize("others", ["none", "before", "after"])
-async def test_items_count_once_where_active_scopes_share_the_limit(path: Path, others: str) -> None:
+@pytest.mark.parametrize(("others", "room"), [("none", 100), ("before", 100), ("after", 100), ("none", 2)])
+async def test_items_count_once_where_active_scopes_share_the_limit(path: Path, others: str, room: int) -> None:
     gate = Gate()
 
     @ps.node(concurrency=4)
@@ -269,7 +269,10 @@ async def test_items_count_once_where_active_scopes_share_the_limit(path: Path, 
 
     graph = ps.graph(held)
     with exposed(path) as asking:
-        async with engine.deploy(graph) as first, engine.deploy(graph) as second:
+        async with (
+            engine.deploy(graph, max_in_flight=room) as first,
+            engine.deploy(graph, max_in_flight=room) as second,
+        ):
             busy, quick = (second, first) if others == "before" else (first, second)
             calls = [asyncio.ensure_future(service(1)) for service in (busy, second if others == "none" else busy)]
             await gate.has(2)

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock import engine, telemetry
 from penstock.studio.drawing import svg
 from penstock.studio.page import page as page_module
-from penstock.telemetry.profiling.records import DeviceWork
+from penstock.telemetry import DeviceSlice
 
 NASTY = "</script><script>alert(\"1\")</script><b a='x'>&amp;"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -188,7 +188,7 @@ async def test_what_names_say_is_text(tmp_path: Path) -> None:
         async with engine.stream([ps.graph(nasty)(1)], on_error="skip") as results:
             async for _ in results:
                 pass
-        profile._recorder.device_worked(DeviceWork("compute", NASTY, NASTY, 1e9, 1e9 + 1))
+        profile._recorder.device_worked(DeviceSlice("compute", NASTY, NASTY, 1e9, 1e9 + 1))
     text, page = written(profile, tmp_path)
     assert text.count("</script") == 3
     assert NASTY not in text
@@ -219,7 +219,7 @@ def test_a_page_is_bounded_and_says_what_it_lacks(tmp_path: Path, monkeypatch: p
         for number in range(3 * page_module.MAX_DEVICE_SLICES):
             frames = tuple(range(10**6, 10**6 + 64))
             timeline.device_worked(
-                DeviceWork("compute", "gpu:0", "node 1", 1e9 + number, 1e9 + number + 0.3, 64, 64, 0, frames)
+                DeviceSlice("compute", "gpu:0", "node 1", 1e9 + number, 1e9 + number + 0.3, 64, 64, 0, frames)
             )
     text, page = written(profile, tmp_path)
     assert len(text) < 3_000_000

@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
-from penstock.telemetry.profiling.records import DeviceWork
+from penstock.telemetry import DeviceSlice
 from tests.packages import needs_package
 
 from .browser import Browser, installed
@@ -57,7 +57,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             began = profile._recorder._began
             frames = tuple(one.frame for one in profile.timeline.slices[:2] if one.frame is not None)
             profile._recorder.device_worked(
-                DeviceWork("compute", "gpu:0", "decode", began, began + 0.01, 2, 4, 0.5, frames)
+                DeviceSlice("compute", "gpu:0", "decode", began, began + 0.01, 2, 4, 0.5, frames)
             )
         return profile
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import engine, telemetry
 from penstock.studio.perfetto import trace, tracks
+from penstock.telemetry import DeviceSlice
 from penstock.telemetry.profiling import timeline as timelines
-from penstock.telemetry.profiling.records import DeviceWork
 from penstock.telemetry.profiling.timeline import TimelineRecorder
 
 from .trace_format import Trace
@@ -75,11 +75,11 @@ def test_devices_are_tracks_and_the_items_of_a_batch_lead_to_it() -> None:
     timeline.executed("serve", "embed → rank", [(100.0, 100.4, 1, 0), (100.1, 100.4, 2, 1)])
     for kind, began, ended in (("to device", 100.1, 100.2), ("compute", 100.2, 100.3), ("compute", 100.35, 100.36)):
         timeline.device_worked(
-            DeviceWork(kind, "gpu:0", "embed → rank", began, ended, 2, 4, 0.5, (1, 2))  # type: ignore[arg-type]
+            DeviceSlice(kind, "gpu:0", "embed → rank", began, ended, 2, 4, 0.5, (1, 2))  # type: ignore[arg-type]
         )
-    timeline.device_worked(DeviceWork("compile", "gpu:0", "embed → rank", 99.0, 100.1))
-    timeline.device_worked(DeviceWork("compute", "gpu:0", "embed → rank", 100.5, 100.6, 1, 0, 0.0, (3,)))
-    timeline.device_worked(DeviceWork("compute", "gpu:0", "embed → rank", 100.7, 100.8, 1, 0, 0.0, (3,)))
+    timeline.device_worked(DeviceSlice("compile", "gpu:0", "embed → rank", 99.0, 100.1))
+    timeline.device_worked(DeviceSlice("compute", "gpu:0", "embed → rank", 100.5, 100.6, 1, 0, 0.0, (3,)))
+    timeline.device_worked(DeviceSlice("compute", "gpu:0", "embed → rank", 100.7, 100.8, 1, 0, 0.0, (3,)))
     found = Trace("".join(trace(timeline.timeline(), {})))
     assert {thread for process, thread in found.slices if process == "devices"} == {
         "gpu:0", "gpu:0, transfers to it", "compiler"
@@ -112,20 +112,14 @@ def test_whatever_overlaps_is_put_side_by_side(found: list[tuple[str, str, float
     assert sum(map(len, shown.slices.values())) == len(timeline.timeline().slices)
 
 
-class Bar:
-    def __init__(self, began: int, ended: int) -> None:
-        self.began = began
-        self.ended = ended
-
-
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 10)), max_size=30))
 def test_there_are_as_many_tracks_as_overlap_at_a_time(found: list[tuple[int, int]]) -> None:
-    bars = [Bar(began, began + length) for began, length in found]
+    bars = [(began, began + length, number) for number, (began, length) in enumerate(found)]
     sides = tracks(bars)
-    assert sorted(map(id, bars)) == sorted(id(bar) for track in sides for bar in track)
+    assert sorted(bars) == sorted(bar for track in sides for bar in track)
     for track in sides:
-        assert all(one.ended <= two.began for one, two in pairwise(track))
-    most = max((sum(bar.began <= at < bar.ended for bar in bars) for at in range(31)), default=0)
+        assert all(one[1] <= two[0] for one, two in pairwise(track))
+    most = max((sum(began <= at < ended for began, ended, _ in bars) for at in range(31)), default=0)
     assert len(sides) == most
 
 
@@ -137,7 +131,7 @@ def test_a_trace_has_the_newest_and_says_how_many_it_lacks(tmp_path: Path, monke
         for number in range(30):
             profile._recorder.executed("g", "n", [(1e9 + number, 1e9 + number + 0.5, number, number)])
             profile._recorder.depth_changed("g", "n", [(1e9 + number, 1)])
-            profile._recorder.device_worked(DeviceWork("compute", "cpu:0", "n", 1e9 + number, 1e9 + number + 0.5))
+            profile._recorder.device_worked(DeviceSlice("compute", "cpu:0", "n", 1e9 + number, 1e9 + number + 0.5))
     path = tmp_path / "trace.json"
     profile.to_perfetto(path)
     found = read(path)

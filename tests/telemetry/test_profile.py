@@ -131,8 +131,8 @@ def test_a_reader_that_never_waits_limits_whatever_nodes_show(waited_seconds: fl
     counters = engine.ActorStatistics("graph", "busy", 10, 0, 0, 0, 1, 1, 10.0, inbox)
     busy = StepSnapshot(counters, "key", "loop", False, False, (Capacity("key", 1, "state"),))
     sums.add(ScopeSnapshot(1, 0.0), ScopeSnapshot(1, 10.0, (busy,)))
-    evidence = Evidence(sums, 10.0, None, (ReaderSum("graph", 10.0, waited_seconds),))
-    assert find_verdict(evidence).node == node
+    sums.readers["graph"] = ReaderSum("graph", 10.0, waited_seconds)
+    assert find_verdict(Evidence(sums, 10.0)).node == node
 
 
 def evidence_of_a_device_node(gil: GilUse, loop_delay_seconds: float = 0.0, *, gathers: bool = False) -> Evidence:

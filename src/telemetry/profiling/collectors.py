@@ -6,7 +6,8 @@ from weakref import WeakSet
 
 if TYPE_CHECKING:
     from ..counters import SavedSnapshots
-    from .records import DeviceWork, Execution, Host, ProfiledScope, ProfiledStream
+    from .records import Execution, Host, ProfiledScope, ProfiledStream
+    from .timeline import DeviceSlice
 
 
 P = ParamSpec("P")
@@ -38,8 +39,8 @@ class Collector:
     def depth_changed(self, graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
         """Take points of an inbox's depth: the moment, in seconds of `time.perf_counter`, and the number of items."""
 
-    def device_worked(self, work: "DeviceWork") -> None:
-        """Take a piece of work of a device; called in any thread."""
+    def device_worked(self, work: "DeviceSlice") -> None:
+        """Take a piece of work of a device, with its times in seconds of `time.perf_counter`; called in any thread."""
 
     def worker_started(self, began: float, ended: float) -> None:
         """Take the start of a worker process, while no other worker had done any work; called in any thread."""

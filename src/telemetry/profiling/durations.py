@@ -2,13 +2,11 @@
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import log2
 from operator import add
 from time import perf_counter
-from typing import Final, Generic, NamedTuple, TypeVar
-
-K = TypeVar("K")
+from typing import Final, NamedTuple
 
 # How many points of a curve are kept until a profile collects them, and the least time between two points: a curve of a
 # second then has 1,000 points, which is more than a screen shows.
@@ -196,28 +194,19 @@ _PARTS: Final = 6
 _LEAST_FOR_P99: Final = 20
 
 
-class Latency(NamedTuple):
-    """The median and the 99th percentile of some durations in seconds, None if unknown, and how many there are."""
-
-    p50: float | None = None
-    p99: float | None = None
-    timed: int = 0
-
-
-class LastMinute(Generic[K]):
+class LastMinute:
     """The durations of executions in the last minute, for many nodes, in parts of ten seconds."""
 
     def __init__(self) -> None:
-        self._parts: deque[tuple[float, dict[K, Durations]]] = deque()
-        self._all: dict[K, Durations] = {}
-        self._latencies: dict[K, Latency] = {}
+        self._parts: deque[tuple[float, dict[tuple[str, str], Durations]]] = deque()
+        self._all: dict[tuple[str, str], Durations] = {}
 
-    def add(self, now: float, durations: Iterable[tuple[K, Durations]]) -> None:
+    def add(self, now: float, durations: Iterable[tuple[tuple[str, str], Durations]]) -> None:
         """Add the durations since the last call, and remove durations older than a minute.
 
         Args:
             now: the time, in seconds.
-            durations: pairs of the key of a node and its durations.
+            durations: pairs of the graph and name of a node, and its durations.
         """
         if not self._parts or now - self._parts[-1][0] >= _MINUTE / _PARTS:
             self._parts.append((now, {}))
@@ -226,18 +215,19 @@ class LastMinute(Generic[K]):
             if added.count:
                 newest.setdefault(key, Durations()).merge(added)
                 self._all.setdefault(key, Durations()).merge(added)
-                self._latencies.pop(key, None)
         while now - self._parts[0][0] >= _MINUTE:
             for key, gone in self._parts.popleft()[1].items():
-                self._all[key] = self._all[key].since(gone)
-                self._latencies.pop(key, None)
+                left = self._all.pop(key).since(gone)
+                if left.count:
+                    self._all[key] = left
 
-    def latencies(self) -> Mapping[K, Latency]:
-        """Return the latency of each node, by its key."""
-        for key in [key for key in self._all if key not in self._latencies]:
-            every = self._all[key]
-            p99 = every.quantile(0.99) if every.count >= _LEAST_FOR_P99 else None
-            self._latencies[key] = Latency(every.quantile(0.5), p99, round(every.count))
-            if not every.count:
-                del self._all[key], self._latencies[key]
-        return self._latencies
+    def latencies(self) -> dict[tuple[str, str], tuple[float | None, float | None, int]]:
+        """Return, by graph and node, the median and the 99th percentile of its durations, and how many there are.
+
+        The times are in seconds; the 99th percentile is None with fewer than 20 durations.
+        """
+        return {node: _latency(every) for node, every in self._all.items()}
+
+
+def _latency(of: Durations) -> tuple[float | None, float | None, int]:
+    return of.quantile(0.5), of.quantile(0.99) if of.count >= _LEAST_FOR_P99 else None, round(of.count)

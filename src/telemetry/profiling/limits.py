@@ -8,7 +8,7 @@ from math import inf
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..counters import ActorStatistics, name_of
-from ..tables import Rendered, Table, figure_cells, figure_columns, milliseconds, significant
+from ..tables import Rendered, Table, figure_cells, figure_columns, significant
 from ..text import printable
 from .records import Bound
 from .sums import POOLS, Evidence, Group, Holder, Name, NodeSum, ReaderSum, Sums, TimeBreakdown, WindowSum
@@ -157,7 +157,7 @@ def devices(evidence: Evidence) -> Iterator[Limit]:
         if kind == "compilation":  # while it compiles, its places are taken, too: name the compilation, not the places
             used = max(used, _shares(evidence.sums, name)[0])
         reason, remedy = _REASONS[kind].format(share=share, used=used), _REMEDIES[kind]
-        again = [causes for program, causes in evidence.compiled_again if program == name[1]]
+        again = [causes for program, causes in evidence.sums.compiled_again if program == name[1]]
         if kind == "compilation" and again:
             [((what, remedy), _)] = Counter(cause for causes in again for cause in causes).most_common(1)
             often = f"again and again, {len(again):,} times" if len(again) > 1 else "again"
@@ -545,7 +545,7 @@ def _limit_of_places(evidence: Evidence, key: Hashable, group: Group) -> Limit:
         what = "its only place"
     if node.step.gathers and group.bound not in ("map_each", "max_in_flight"):
         what, verb = "what it may have at a time", "is"
-    reason = f"{what} {verb} busy for {group.utilisation:.0%} of the time{others}{waiting(node)}{_starved(sums, node)}"
+    reason = f"{what} {verb} busy for {group.utilisation:.0%} of the time{others}{waiting(node)}"
     kind: Kind = "pool" if group.is_pool else "places"
     found = Limit(group.utilisation, 3 if group.is_pool else 1, Verdict(name[1], reason, "", name[0], kind))
     if group.bound == "loop":
@@ -560,7 +560,7 @@ def _limit_of_places(evidence: Evidence, key: Hashable, group: Group) -> Limit:
 def _with_more(evidence: Evidence, found: Limit, node: NodeSum, key: Hashable, group: Group) -> Limit:
     """Return a limit with more places of a group as the remedy."""
     (option, text), bound, stream = _MORE[group.bound], group.bound, node.name[0]
-    opened = next((_short(reader.at) for reader in evidence.readers if reader.name == stream), "")
+    opened = "" if stream not in evidence.sums.readers else _short(evidence.sums.readers[stream].at)
     at = {"map_each": _short(group.at), "max_in_flight": opened, "threads": "", "processes": ""}
     changes: Hashable = stream if bound == "max_in_flight" else key
     more = Option(option, group.limit, changes, at[bound] if bound in at else of_node(node))
@@ -615,22 +615,6 @@ def _more_at_a_time(found: Limit, node: NodeSum, more: Option) -> Limit:
     return found._replace(at_once=1 / (1 - waited))
 
 
-def _starved(sums: Sums, node: NodeSum) -> str:
-    """Return a text about a batch after this node that it cannot fill within the batch's wait; or an empty text."""
-    places = min((group.limit for group in sums.own_places(node)), default=0)
-    for reader in map(sums.nodes.get, [(node.name[0], consumer) for consumer in node.step.consumers]):
-        if reader is None or not reader.step.batch_wait_seconds or not node.mean_seconds:
-            continue
-        given = places * (1 + int(reader.step.batch_wait_seconds / node.mean_seconds))
-        if 0 < given < reader.step.batch_size:
-            waits = f"wait for more in vain, {milliseconds(reader.step.batch_wait_seconds)} each time"
-            return (
-                f'; the batches of "{reader.name[1]}" hold {reader.step.batch_size:,}, and {waits}: "{node.name[1]}" '
-                f"gives it {given:,} in that time"
-            )
-    return ""
-
-
 def waiting(node: NodeSum) -> str:
     """Return a text about the inbox of a node, if the inbox shows that the node limits; otherwise an empty text."""
     if node.inbox_full_share >= LEAST_USED:
@@ -646,7 +630,7 @@ _LESS: Final = "do less for each item outside of the graph, or make a node of it
 
 def streams(evidence: Evidence) -> Iterator[Limit]:
     """Yield the readers, the sources and the windows of streams."""
-    for reader in evidence.readers:
+    for reader in evidence.sums.readers.values():
         yield _reader(reader)
         window = reader.window
         if window is not None and window.seconds:
@@ -717,8 +701,3 @@ def limits(evidence: Evidence) -> Iterator[Limit]:
     yield from gil(evidence)
     yield from devices(evidence)
     yield from streams(evidence)
-
-
-def obstacles(evidence: Evidence) -> Iterator[Limit]:
-    """Yield the inboxes that keep nodes from working although no limit is used up."""
-    yield from inboxes(evidence)

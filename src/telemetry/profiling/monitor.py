@@ -1,7 +1,6 @@
 """Monitor: snapshots of all scopes of the process, and the work of their nodes from one snapshot to the next."""
 
 import os
-from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,10 +11,10 @@ from typing import Final, TypeAlias
 from .. import logs
 from ..counters import told
 from . import collectors
-from .durations import LastMinute, Latency
+from .durations import LastMinute
 from .limits import Verdict
 from .recording import Profile
-from .records import DeviceWork, FailureLook, Host, ItemLook, NodeWork, ScopeSnapshot, StepContents, StuckLoop
+from .records import FailureLook, Host, ItemLook, NodeWork, ScopeSnapshot, StepContents, StuckLoop
 from .sums import Sums
 from .timeline import TimelineRecorder
 from .watching import OpenScopes, settled, snapshot_of
@@ -117,24 +116,6 @@ def _contents(hosts: Iterable[Host]) -> dict[Hashable, StepContents]:
 _Limit: TypeAlias = tuple[str | None, str | None, str]  # graph, node and kind
 
 
-class _Watched(OpenScopes):
-    """The collector of a monitor.
-
-    Attributes:
-        compiled_again: the nodes of programs that were compiled again, and why, since the last snapshot.
-    """
-
-    def __init__(self) -> None:
-        # Each look at an event loop takes up to 0.2 ms of it, so a client has it looked at ten times a second.
-        super().__init__(0.1, counts_depths=False)
-        self.compiled_again: deque[tuple[str, tuple[tuple[str, str], ...]]] = deque(maxlen=1000)
-
-    def device_worked(self, work: DeviceWork) -> None:
-        """Keep why a program was compiled again; on any thread."""
-        if work.again:
-            self.compiled_again.append((work.node, work.again))
-
-
 class Monitor:
     """Takes snapshots of all scopes of this process, each with a profile of the time since the snapshot before.
 
@@ -148,10 +129,10 @@ class Monitor:
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._scopes = _Watched()
+        self._scopes = OpenScopes(is_live=True)
         self.turns = self._scopes.turns
         self._looked: float | None = None
-        self._minute: LastMinute[tuple[str, str]] = LastMinute()
+        self._minute = LastMinute()
         self._verdict: Verdict | None = None
         # The limit since the last snapshot, and the limit that the verdict names.
         self._limits: tuple[_Limit | None, _Limit | None] = None, None
@@ -169,7 +150,7 @@ class Monitor:
         now, before = perf_counter(), self._looked
         hosts = settled(lambda: collectors.hosts)
         scopes = tuple([one for host in hosts for _, one in self._scopes.look(host)])
-        sums, read = self._scopes.taken()
+        sums = self._scopes.taken()
         self._minute.add(now, [(name, node.timed.durations) for name, node in sums.nodes.items()])
         loop_seconds = self._scopes.loop_seconds(resets=True)
         self._looked = now
@@ -179,12 +160,8 @@ class Monitor:
         if before is not None:
             # Without a timeline, a device counts as used while items are in its node.
             covered = {name: min(sums.nodes[name].held_seconds, now - before) for name in sums.on_devices()}
-            again = [self._scopes.compiled_again.popleft() for _ in range(len(self._scopes.compiled_again))]
-            evidence = replace(
-                self._scopes.evidence_of(sums, read, now - before, loop_seconds), covered_seconds=covered,
-                compiled_again=again,
-            )  # fmt: skip
-            lately, told = Profile(lambda: evidence, TimelineRecorder(now), {}), evidence.sentences()
+            evidence = replace(self._scopes.evidence_of(sums, now - before, loop_seconds), covered_seconds=covered)
+            lately, told = Profile(lambda: evidence, TimelineRecorder(now)), evidence.sentences()
             self.turns.pause()
             self._agree_on(lately.verdict if sums.nodes else None)
         self._scopes.look_anew()
@@ -196,13 +173,13 @@ class Monitor:
         )  # fmt: skip
 
     def _work(self, sums: Sums) -> dict[tuple[str, str], NodeWork]:
-        latencies, unknown = self._minute.latencies(), Latency()
+        latencies = self._minute.latencies()
         found = {name: NodeWork("", 0, 0, 0.0, None, *latency) for name, latency in latencies.items()}
         for name, node in sums.nodes.items():
             counters, on_device = node.counters, node.timed.outside.compute_seconds
             found[name] = NodeWork(
                 node.step.runs_on, counters.completed, counters.failed, sums.busy_share(node),
-                node.share_of_busy(on_device), *latencies.get(name, unknown),
+                node.share_of_busy(on_device), *latencies.get(name, ()),
             )  # fmt: skip
         return found
 

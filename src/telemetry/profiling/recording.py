@@ -1,7 +1,7 @@
 """Profile: it records the work of nodes inside a `with` block, and says which node limits."""
 
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -39,7 +39,6 @@ class _Recording(OpenScopes):
 
     Attributes:
         timeline: which node worked on which item, and when.
-        snapshots: the costs of snapshots of calls with `checkpoint=`, by graph.
     """
 
     def __init__(self) -> None:
@@ -48,15 +47,10 @@ class _Recording(OpenScopes):
         self._starts: list[Execution] = []
         self._final: Evidence | None = None
         self.timeline = TimelineRecorder(self._began)
-        self.snapshots: dict[str, SavedSnapshots] = {}
 
     def worker_started(self, began: float, ended: float) -> None:
         """Keep when a worker process started; callable from any thread."""
         self._starts.append((began, ended, None, None))
-
-    def snapshots_saved(self, graph: str, snapshots: SavedSnapshots) -> None:
-        """Add the costs of snapshots."""
-        self.snapshots[graph] = self.snapshots.get(graph, SavedSnapshots()).plus(snapshots)
 
     def begin(self) -> None:
         """Begin to record: the engine reports to this object from now on."""
@@ -85,13 +79,13 @@ class _Recording(OpenScopes):
             return self._final
         with self.lock:
             now = perf_counter()
-            sums, read = self.sums()
+            sums = self.sums()
             cpu_seconds = self.loop_seconds()
         evidence = replace(
-            self.evidence_of(sums, read, now - self._began, cpu_seconds),
+            self.evidence_of(sums, now - self._began, cpu_seconds),
             covered_seconds=self.timeline.covered_seconds(sums.on_devices()),
-            compiled_again=self.timeline.compiled_again(), starting_seconds=union_seconds(self._starts, self._began),
-        )  # fmt: skip
+            starting_seconds=union_seconds(self._starts, self._began),
+        )
         # The search for disturbed nodes in the timeline takes a while: it runs only if a node seems to hold the loop.
         return replace(evidence, disturbed=self.timeline.disturbed()) if is_held(evidence) else evidence
 
@@ -103,12 +97,9 @@ class Profile(Rendered):
     block, the time of the block.
     """
 
-    def __init__(
-        self, evidence: Callable[[], Evidence], recorder: TimelineRecorder, snapshots: Mapping[str, SavedSnapshots]
-    ) -> None:
+    def __init__(self, evidence: Callable[[], Evidence], recorder: TimelineRecorder) -> None:
         self._evidence = evidence
         self._recorder = recorder
-        self._snapshots = snapshots
 
     @property
     def elapsed_seconds(self) -> float:
@@ -205,12 +196,12 @@ class Profile(Rendered):
         from ...studio.page.page import page_of
 
         evidence = self._evidence()  # once, so that all parts of the page cover the same time
-        write_whole(path, page_of(Profile(lambda: evidence, self._recorder, self._snapshots)))
+        write_whole(path, page_of(Profile(lambda: evidence, self._recorder)))
 
     def _table(self) -> Table:
-        nodes, steps = self.nodes, self.steps
+        nodes, steps, snapshots = self.nodes, self.steps, self._evidence().sums.snapshots
         facts = [("profile", f"over {duration(self.elapsed_seconds)}"), ("verdict", str(self.verdict))]
-        facts += [("snapshots", _cost(graph, snapshots)) for graph, snapshots in self._snapshots.items()]
+        facts += [("snapshots", _cost(graph, cost)) for graph, cost in snapshots.items()]
         of_places = [[one for one in step.counters.figures if one.place] for step in steps]
         found = ((nodes[at].graph, _row(nodes[at]), of_places[at]) for at in by_graph([node.graph for node in nodes]))
         return table_with_figures(tuple(facts), _COLUMNS, found)
@@ -232,7 +223,7 @@ def profile() -> Generator[Profile, None, None]:
     recording = _Recording()
     recording.begin()
     try:
-        yield Profile(recording.evidence, recording.timeline, recording.snapshots)
+        yield Profile(recording.evidence, recording.timeline)
     finally:
         recording.end()
 

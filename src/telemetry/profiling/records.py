@@ -39,6 +39,7 @@ class Capacity(NamedTuple):
             for other places.
         run_seconds: how long the ended runs took, summed over runs.
         at: "file:line" of the `map_each` that bounds the items; empty for other places.
+        around: the key of more places, which several scopes share, if the items in a node are counted over all of them.
     """
 
     key: Hashable
@@ -48,6 +49,7 @@ class Capacity(NamedTuple):
     runs: int | None = None
     run_seconds: float = 0.0
     at: str = ""
+    around: Hashable = None
 
 
 class TimedReading(NamedTuple):
@@ -73,17 +75,14 @@ class TimedReading(NamedTuple):
 
     def plus(self, now: "TimedReading", before: "TimedReading | None") -> "TimedReading":
         """Return this, plus the difference of two readings of a node; without an earlier reading, plus the later."""
-        before, durations, outside, queue = before or _NOTHING_TIMED, self.durations, self.outside, self.queue
+        before, durations = before or _NOTHING_TIMED, self.durations
         if now.durations is not before.durations:
             durations = now.durations.since(before.durations)
             durations.merge(self.durations)
-        if now.queue != before.queue:
-            queue = DepthTotals(*map(_grown, queue, now.queue, before.queue))
-        if now.outside is not before.outside:
-            outside = OutsideSeconds(*map(_grown, outside, now.outside, before.outside))
-        return TimedReading(
-            durations, queue, self.blocked_seconds + now.blocked_seconds - before.blocked_seconds, outside
-        )
+        queue = DepthTotals(*map(_grown, self.queue, now.queue, before.queue))
+        outside = OutsideSeconds(*map(_grown, self.outside, now.outside, before.outside))
+        blocked_seconds = _grown(self.blocked_seconds, now.blocked_seconds, before.blocked_seconds)
+        return TimedReading(durations, queue, blocked_seconds, outside)
 
 
 def _grown(total: float, now: float, before: float) -> float:
@@ -345,40 +344,21 @@ class ProfiledScope(Protocol):
 
     Attributes:
         admitted: for a deployment, returns how many calls are in flight, and how many may be; None for other scopes.
-        opened_at: when the scope was opened, in seconds since 1970.
-        progress: returns the progress as in `ScopeSnapshot`; None for a scope without progress.
     """
 
     admitted: Callable[[], tuple[int, int]] | None
-    opened_at: float
-    progress: Callable[[], tuple[int, int | None, int]] | None
-
-    @property
-    def cuts(self) -> Cuts | None:
-        """The snapshots or stored states of the scope, as in `ScopeSnapshot`."""
-        ...
-
-    @property
-    def id(self) -> str:
-        """A text that identifies the scope, also once it has ended."""
-        ...
-
-    @property
-    def kind(self) -> ScopeKind:
-        """The kind of the scope."""
-        ...
 
     def drawings(self) -> dict[str, tuple[str, object]]:
         """Return the name and the drawing of each graph, by the digest of the drawing."""
-        ...
 
     def step_snapshots(self) -> Iterable[StepSnapshot]:
         """Return a snapshot of each node of the scope."""
-        ...
+
+    def snapshot(self, seconds: float, steps: tuple[StepSnapshot, ...]) -> ScopeSnapshot:
+        """Return a snapshot of the scope, which is taken at this time, with these snapshots of its nodes."""
 
     def activity(self) -> int | None:
         """Return a number that changes whenever counters of its nodes change; None if there is no such number."""
-        ...
 
     def measure(self, *, on: bool, depths: bool = True) -> None:
         """Turn the timing of handlers that are not always timed on or off; it ends once turned off as often as on.
@@ -387,7 +367,6 @@ class ProfiledScope(Protocol):
             on: whether to turn the timing on.
             depths: whether inboxes report each change of their depth.
         """
-        ...
 
     def look(self, now: float) -> None:
         """Note how many items its nodes hold now, if the scope is measured; called in the thread of its event loop.
@@ -395,7 +374,6 @@ class ProfiledScope(Protocol):
         Args:
             now: the time of `perf_counter`.
         """
-        ...
 
 
 class ProfiledStream(Protocol):
@@ -404,26 +382,21 @@ class ProfiledStream(Protocol):
     @property
     def name(self) -> str:
         """The name of the stream, for a sentence."""
-        ...
 
     @property
     def at(self) -> str:
         """The "file:line" that opened the stream; empty if no profile was taken at its opening."""
-        ...
 
     @property
     def reader_wait_seconds(self) -> float:
         """How long its reader has waited for items since the first access to this property, in seconds."""
-        ...
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop that the stream runs on."""
-        ...
 
     def look(self) -> WindowLook | None:
         """Return the states of its items in flight; None for a stream without a window."""
-        ...
 
 
 class ItemInFlight(Protocol):
@@ -432,12 +405,10 @@ class ItemInFlight(Protocol):
     @property
     def identity(self) -> int:
         """A number that no other item has."""
-        ...
 
     @property
     def item(self) -> int:
         """Its index in its stream or deployment."""
-        ...
 
 
 class Host(Protocol):
@@ -445,62 +416,23 @@ class Host(Protocol):
 
     def frames_in_flight(self) -> "Iterable[ItemInFlight]":
         """Return the items in flight."""
-        ...
 
     def looked_at(self, items: "Mapping[ItemInFlight, float]") -> list[ItemLook]:
         """Return a look at each of these items in flight; `items` has the age of each, in seconds."""
-        ...
 
     def contents(self) -> Iterable[tuple[int, StepContents]]:
         """Return the contents of each step that holds items, as pairs of the key of its snapshot and the contents."""
-        ...
 
     def open_scopes(self) -> Iterable[ProfiledScope]:
         """Return the scopes that are open now."""
-        ...
 
     def open_readers(self) -> Iterable[ProfiledStream]:
         """Return the streams that are open now."""
-        ...
 
     @property
     def loop_thread(self) -> int | None:
         """The native id of the thread of its event loop; None before the first use of the Engine."""
-        ...
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop; None before the first use of the Engine."""
-        ...
-
-
-# The computation of a batch or a call; the compilation of a program; the transfer of arrays to a device, or from it.
-DeviceWorkKind: TypeAlias = Literal["compute", "compile", "to device", "from device"]
-
-
-class DeviceWork(NamedTuple):
-    """One piece of work of a device, or of the compiler.
-
-    Args:
-        kind: the kind of work.
-        device: the name of the device or mesh; for a compilation, the device that the program is for.
-        node: the name of the node; for a region that became one program, the names of all its nodes.
-        began: when it began, in seconds of `time.perf_counter`.
-        ended: when it ended.
-        items: for how many items the work was done; 0 if for no item in particular.
-        rows: how many rows the batch has, including padding; 0 for other work than a batch.
-        padding_share: the share of padding, in rows and in lengths, in the elements of the batch's arrays: 0 to 1.
-        frames: the numbers of the items, as in the executions of nodes; for a large batch, of the first items.
-        again: for the compilation of a further program of a node, the causes, such as "shape of x", each with a remedy.
-    """
-
-    kind: DeviceWorkKind
-    device: str
-    node: str
-    began: float
-    ended: float
-    items: int = 0
-    rows: int = 0
-    padding_share: float = 0.0
-    frames: tuple[int, ...] = ()
-    again: tuple[tuple[str, str], ...] = ()

@@ -1,12 +1,13 @@
 """The sums of a profile, by graph and node, and the evidence that a verdict is based on."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 from typing import Final
 
-from ..counters import ActorStatistics, changed, counted
+from ..counters import ActorStatistics, SavedSnapshots, changed, counted
 from ..tables import milliseconds, significant
 from ..text import printable
 from .records import Bound, Capacity, ScopeSnapshot, StepSnapshot, TimedReading, WindowLook
@@ -152,12 +153,22 @@ POOLS: Final = "threads", "processes"
 
 
 class Sums:
-    """Adds up what scopes did."""
+    """Adds up what scopes did.
+
+    Attributes:
+        nodes: the nodes, by graph and name; nodes of one graph in topological order.
+        groups: the places that nodes share, by their keys.
+        readers: the readers of streams, by the names of the streams.
+        compiled_again: for each program that was compiled again, its node, and the causes with their remedies.
+        snapshots: the costs of snapshots of calls with `checkpoint=`, by graph.
+    """
 
     def __init__(self) -> None:
         self.nodes: dict[Name, NodeSum] = {}
         self.groups: dict[Hashable, Group] = {}
-        self._order: list[Name] = []  # nodes that wait for other nodes come first; empty if not known yet
+        self.readers: dict[str, ReaderSum] = {}
+        self.compiled_again: list[tuple[str, tuple[tuple[str, str], ...]]] = []
+        self.snapshots: dict[str, SavedSnapshots] = {}
         self._paths: dict[str, CriticalPath] | None = None
         # For nodes that share places with other scopes: for how long items that have left held places, for how long
         # items were seen there, and from when until when.
@@ -167,13 +178,12 @@ class Sums:
     def critical_paths(self) -> "dict[str, CriticalPath]":
         """The critical path of each graph that ran."""
         if self._paths is None:
-            self._order = self._order or _consumers_first(self.nodes)
-            self._paths = _critical_paths(self.nodes, self._order)
+            self._paths = _critical_paths(self.nodes)
         return self._paths
 
     def add(self, before: ScopeSnapshot, after: ScopeSnapshot) -> None:
         """Add the work of a scope between two snapshots; if its nodes had no items between them, add nothing."""
-        self._order, self._paths = [], None
+        self._paths = None
         earlier_steps = {step.key: step for step in before.steps}
         began, ended = before.seconds, after.seconds
         if not any(
@@ -229,7 +239,8 @@ class Sums:
             began: when the time that is added begins, in seconds of `perf_counter`.
             ended: when it ends.
         """
-        shared = next((one.key for one in step.places if one.is_shared and one.bound not in POOLS), None)
+        own = [one for one in step.places if one.bound not in POOLS]
+        shared = next((key for one in own if (key := one.key if one.is_shared else one.around) is not None), None)
         if shared is None:
             return held
         all_left, seen, since, until = self._held.get((step.name, shared), (0.0, 0.0, began, began))
@@ -241,8 +252,9 @@ class Sums:
 
     def copy(self) -> "Sums":
         """Return a copy, to which scopes can be added."""
-        twin = Sums()
-        twin._held = dict(self._held)
+        twin = copy(self)
+        twin._held, twin.readers, twin.snapshots = dict(self._held), dict(self.readers), dict(self.snapshots)
+        twin.compiled_again = [*self.compiled_again]
         twin.nodes = {name: changed(node, places=dict(node.places)) for name, node in self.nodes.items()}
         twin.groups = {key: changed(group, busy=dict(group.busy)) for key, group in self.groups.items()}
         return twin
@@ -251,10 +263,10 @@ class Sums:
         self, nodes: Mapping[Name, NodeSum] | None = None, groups: Mapping[Hashable, Group] | None = None
     ) -> "Sums":
         """Return sums in which some nodes and groups are replaced; no scopes can be added to the returned sums."""
-        twin = Sums()
-        twin.nodes = {**self.nodes, **nodes} if nodes else self.nodes
-        twin.groups = {**self.groups, **groups} if groups else self.groups
-        twin._order, twin._paths = self._order, None if nodes else self._paths
+        twin = copy(self)
+        twin.groups = {**self.groups, **(groups or {})}
+        if nodes:
+            twin.nodes, twin._paths = {**self.nodes, **nodes}, None
         return twin
 
     def items(self, graph: str) -> int:
@@ -379,11 +391,11 @@ class CriticalPath:
         return printable(f"{' → '.join(self.nodes)}: {milliseconds(self.seconds)} of each run of {self.graph}")
 
 
-def _critical_paths(nodes: Mapping[Name, NodeSum], consumers_first: Iterable[Name]) -> dict[str, CriticalPath]:
+def _critical_paths(nodes: dict[Name, NodeSum]) -> dict[str, CriticalPath]:
     seconds: dict[Name, float] = {}
     following: dict[Name, Name] = {}  # for each node, the next node on the longest path that begins there
     begins: dict[str, Name] = {}
-    for name in consumers_first:
+    for name in reversed(nodes):  # nodes of one graph are in topological order, so consumers come first
         graph, rest = name[0], 0.0
         for consumer in nodes[name].step.consumers:
             reader = graph, consumer
@@ -401,20 +413,6 @@ def _critical_paths(nodes: Mapping[Name, NodeSum], consumers_first: Iterable[Nam
             at = following.get(at)
         paths[graph] = CriticalPath(graph, tuple(path), seconds[name])
     return paths
-
-
-def _consumers_first(nodes: Mapping[Name, NodeSum]) -> list[Name]:
-    order: dict[Name, None] = {}
-    for first in nodes:
-        stack = [(first, False)]
-        while stack:
-            name, is_done = stack.pop()
-            if is_done:
-                order[name] = None
-            elif name in nodes and name not in order:
-                stack.append((name, True))
-                stack += [((name[0], reader), False) for reader in nodes[name].step.consumers]
-    return list(order)
 
 
 @dataclass
@@ -466,8 +464,8 @@ class ReaderSum:
     """
 
     name: str
-    open_seconds: float
-    waited_seconds: float
+    open_seconds: float = 0.0
+    waited_seconds: float = 0.0
     window: WindowSum | None = None
     at: str = ""
 
@@ -485,12 +483,10 @@ class Evidence:
         sums: the sums of all nodes.
         elapsed_seconds: how long the profile was taken.
         loop_cpu_seconds: for how long the thread of the event loop ran in that time; None if unknown.
-        readers: the readers of streams.
         loop_late_share: the share of the time for which the event loop was held, as far as the loop watch has looked.
         loop_delay_seconds: how long a handler waited for its turn on the loop once its awaited result was ready.
         disturbed: the nodes that do not hold the event loop, because other executions began or ended during theirs.
         covered_seconds: for each node on a device, for how long it had at least one item.
-        compiled_again: for each program that was compiled again, its node, and the causes with their remedies.
         admitted: the share of the time for which the places of a deployment were taken, and how many places there are;
             for the deployment with the largest share.
         gil: the use of the GIL.
@@ -500,12 +496,10 @@ class Evidence:
     sums: Sums
     elapsed_seconds: float
     loop_cpu_seconds: float | None = None
-    readers: tuple[ReaderSum, ...] = ()
     loop_late_share: float = 0.0
     loop_delay_seconds: float = 0.0
     disturbed: frozenset[Name] = frozenset()
     covered_seconds: Mapping[Name, float] = field(default_factory=dict[Name, float])
-    compiled_again: Sequence[tuple[str, tuple[tuple[str, str], ...]]] = ()
     admitted: tuple[float, int] = (0.0, 0)
     gil: GilUse = field(default_factory=GilUse)
     starting_seconds: float = 0.0
@@ -520,7 +514,7 @@ class Evidence:
     def has_source(self) -> bool:
         """Whether items come from the source of a stream; items that callers stream from a deployment do not."""
         is_deployed = bool(self.admitted[1])
-        return any(reader.window is not None or not is_deployed for reader in self.readers)
+        return any(reader.window is not None or not is_deployed for reader in self.sums.readers.values())
 
     def sentences(self) -> tuple[str, ...]:
         """Return sentences about event loops, the GIL, admission and the windows of streams."""
@@ -535,7 +529,7 @@ class Evidence:
                 said.append(f"others wait for the GIL, which {name} has, for {share:.0%} of the time")
         if self.admitted[1]:
             said.append(f"of {self.admitted[1]:,} places of a deployment, {self.admitted[0]:.0%} are taken")
-        for reader in self.readers:
+        for reader in self.sums.readers.values():
             said.append(f"the reader of {reader.name} is busy for {reader.busy_share:.0%} of the time")
             if (window := reader.window) is not None and window.seconds:
                 held, behind = window.in_flight_seconds / window.seconds, window.behind_seconds / window.seconds

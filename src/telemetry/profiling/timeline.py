@@ -6,12 +6,12 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from .collectors import Collector
-from .records import DeviceWork, DeviceWorkKind, Execution
+from .records import Execution
 
 
 def write_whole(path: "str | os.PathLike[str]", parts: Iterable[str]) -> None:
@@ -64,6 +64,10 @@ class Slice:
     item: int | None
 
 
+# The computation of a batch or a call; the compilation of a program; the transfer of arrays to a device, or from it.
+DeviceWorkKind: TypeAlias = Literal["compute", "compile", "to device", "from device"]
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceSlice:
     """One piece of work of a device, or of the compiler.
@@ -78,6 +82,7 @@ class DeviceSlice:
         rows: how many rows the batch has, including padding; 0 for other work than a batch.
         padding_share: the share of padding in the elements of the batch's arrays: 0 to 1.
         frames: a number for each of the items, as in `Slice.frame`; for a large batch, only for the first items.
+        again: for the compilation of a further program of a node, the causes, such as "shape of x", each with a remedy.
     """
 
     kind: DeviceWorkKind
@@ -85,10 +90,11 @@ class DeviceSlice:
     node: str
     began_seconds: float
     ended_seconds: float
-    items: int
-    rows: int
-    padding_share: float
-    frames: tuple[int, ...]
+    items: int = 0
+    rows: int = 0
+    padding_share: float = 0.0
+    frames: tuple[int, ...] = ()
+    again: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +148,7 @@ class TimelineRecorder(Collector):
         self._kept = 0
         self._dropped = 0
         self._points: deque[DepthPoint] = deque(maxlen=MAX_POINTS)
-        self._device_work: deque[DeviceWork] = deque(maxlen=MAX_DEVICE_SLICES)
+        self._device_work: deque[DeviceSlice] = deque(maxlen=MAX_DEVICE_SLICES)
         self._device_work_seen = 0
         self._points_seen = 0
         self._lock = threading.Lock()  # devices have threads of their own
@@ -156,16 +162,9 @@ class TimelineRecorder(Collector):
         ]
         points = tuple(self._points)
         with self._lock:
-            kept, seen = list(self._device_work), self._device_work_seen
-        works = [
-            DeviceSlice(
-                work.kind, work.device, work.node, work.began - self._began, work.ended - self._began, work.items,
-                work.rows, work.padding_share, work.frames,
-            )
-            for work in kept
-        ]  # fmt: skip
+            works, seen = tuple(self._device_work), self._device_work_seen
         dropped_points = max(0, self._points_seen - len(points))
-        return Timeline(tuple(slices), points, tuple(works), self._dropped, dropped_points, seen - len(kept))
+        return Timeline(tuple(slices), points, works, self._dropped, dropped_points, seen - len(works))
 
     def covered_seconds(self, names: Collection[tuple[str, str]]) -> dict[tuple[str, str], float]:
         """Return for how long each of these nodes had at least one item, as far as its executions were timed."""
@@ -174,11 +173,6 @@ class TimelineRecorder(Collector):
             if (graph, node) in found:
                 found[graph, node] += executions
         return {name: union_seconds(executions, self._began) for name, executions in found.items()}
-
-    def compiled_again(self) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
-        """Return, for each program that was compiled again, its node, and the causes with their remedies."""
-        with self._lock:
-            return [(work.node, work.again) for work in self._device_work if work.again]
 
     def disturbed(self) -> frozenset[tuple[str, str]]:
         """Return the nodes that do not hold the event loop, because other executions began or ended during theirs."""
@@ -210,12 +204,13 @@ class TimelineRecorder(Collector):
         self._points_seen += len(points)
         self._points.extend(DepthPoint(graph, node, at - self._began, depth) for at, depth in points)
 
-    def device_worked(self, work: DeviceWork) -> None:
+    def device_worked(self, work: DeviceSlice) -> None:
         """Keep the work of a device, unless it ended before the profile began; callable from any thread."""
-        if work.ended > self._began:
+        began, ended = work.began_seconds - self._began, work.ended_seconds - self._began
+        if ended > 0:
             with self._lock:
                 self._device_work_seen += 1
-                self._device_work.append(work)
+                self._device_work.append(replace(work, began_seconds=began, ended_seconds=ended))
 
 
 def union_seconds(executions: list[Execution], began: float) -> float:

@@ -20,8 +20,8 @@ from .limits import (
     Verdict,
     explained,
     holding,
+    inboxes,
     limits,
-    obstacles,
     of_node,
     without_workers,
 )  # fmt: skip
@@ -79,12 +79,12 @@ class Model:
         # An async handler that only waits does not hold the loop, so a faster one frees no time of the loop.
         freed = saved if node.step.holds_loop or holding(evidence) == name else 0.0
         before, after = evidence.sums.critical_paths, sums.critical_paths
-        readers = tuple(
-            reader
+        sums.readers = {
+            name: reader
             if reader.window is None
-            else replace(reader, window=_order_of(reader.window, before.get(reader.name), after.get(reader.name)))
-            for reader in evidence.readers
-        )
+            else replace(reader, window=_order_of(reader.window, before.get(name), after.get(name)))
+            for name, reader in sums.readers.items()
+        }
         covered, held = dict(evidence.covered_seconds), dict(evidence.gil.held)
         if name in covered:
             covered[name] *= factor
@@ -92,7 +92,7 @@ class Model:
             held[name] *= factor
         left = replace(
             evidence, sums=sums, loop_cpu_seconds=max(0.0, (evidence.loop_cpu_seconds or 0.0) - freed),
-            loop_late_share=max(0.0, evidence.loop_late_share - freed / evidence.elapsed_seconds), readers=readers,
+            loop_late_share=max(0.0, evidence.loop_late_share - freed / evidence.elapsed_seconds),
             covered_seconds=covered, gil=replace(evidence.gil, held=held),
         )  # fmt: skip
         return replace(self, evidence=left)
@@ -123,15 +123,16 @@ class Model:
                 changes[key] = changed(group, limit=limit, place_seconds=place_seconds)
                 if group.is_of_runs and callers is not None and any(graph == callers.graph for graph, _ in group.busy):
                     callers = replace(callers, growth=callers.growth * times)
-        readers = tuple(
-            replace(reader, window=replace(reader.window, size=round(reader.window.size * times)))
-            if reader.window is not None and reader.name == what
+        raised = sums.with_changes(groups=changes)
+        raised.readers = {
+            name: replace(reader, window=replace(reader.window, size=round(reader.window.size * times)))
+            if reader.window is not None and name == what
             else reader
-            for reader in self.evidence.readers
-        )
+            for name, reader in sums.readers.items()
+        }
         if callers is not None and what is CALLS:
             callers = replace(callers, count=round(callers.count * times))
-        return Model(replace(self.evidence, sums=sums.with_changes(groups=changes), readers=readers), callers)
+        return Model(replace(self.evidence, sums=raised), callers)
 
     def sped_up(self, factor: float) -> "Model":
         """Return the model as if the same items had come `factor` times as fast."""
@@ -141,16 +142,16 @@ class Model:
         for node in sums.nodes.values():
             # Nobody knows how full inboxes would have been.
             node.timed, node.queue_seconds = node.timed._replace(queue=NO_DEPTH, blocked_seconds=0.0), 0.0
-        readers = tuple(
-            replace(
+        sums.readers = {
+            name: replace(
                 reader, open_seconds=reader.open_seconds / factor,
                 waited_seconds=max(0.0, reader.waited_seconds - reader.open_seconds * (1 - 1 / factor)),
                 window=reader.window and replace(reader.window, seconds=reader.window.seconds / factor),
             )
-            for reader in evidence.readers
-        )  # fmt: skip
+            for name, reader in sums.readers.items()
+        }  # fmt: skip
         faster = replace(
-            evidence, sums=sums, elapsed_seconds=evidence.elapsed_seconds / factor, readers=readers,
+            evidence, sums=sums, elapsed_seconds=evidence.elapsed_seconds / factor,
             loop_late_share=min(1.0, evidence.loop_late_share * factor),
             gil=replace(evidence.gil, held={name: share * factor for name, share in evidence.gil.held.items()}),
         )  # fmt: skip
@@ -265,12 +266,7 @@ def find_verdict(evidence: Evidence) -> Verdict:
         return Verdict(None, "nothing ran while the profile was taken", "put the calls inside of its `with` block")
     # Here, unlike in the model, the time that a handler waits for its turn on the loop counts: it takes a place then.
     plain = without_pool_waits(evidence)
-    return _choose([*limits(plain), *obstacles(plain)], Model.of(evidence), evidence)
-
-
-def verdict_of(model: Model) -> Verdict:
-    """Return the verdict of a model."""
-    return _choose([*limits(model.evidence)], model, model.evidence)
+    return _choose([*limits(plain), *inboxes(plain)], Model.of(evidence), evidence)
 
 
 def _choose(found: list[Limit], model: Model, evidence: Evidence) -> Verdict:
@@ -457,7 +453,8 @@ def predict(evidence: Evidence, node: str, concurrency: int, graph: str | None =
     bound = changed.bound
     factor = model.bound / bound if bound else 1.0
     per_second = evidence.sums.items(name[0]) / evidence.elapsed_seconds if evidence.elapsed_seconds else 0.0
-    verdict = verdict_of(changed.sped_up(factor))
+    then = changed.sped_up(factor)
+    verdict = _choose([*limits(then.evidence)], then, then.evidence)
     return Prediction(name[1], name[0], concurrency, per_second, per_second * factor, factor, verdict)
 
 

@@ -13,17 +13,16 @@ from math import inf, sqrt
 from time import clock_gettime, monotonic, perf_counter, sleep, thread_time
 from traceback import walk_stack
 from types import FrameType
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from weakref import ReferenceType, WeakSet, ref
 
+from ..counters import SavedSnapshots
 from . import collectors
 from .records import Host, ProfiledScope, ProfiledStream, ScopeSnapshot, StepSnapshot, StuckLoop
 from .sums import EVENT_LOOP, Evidence, GilUse, Holder, ReaderSum, Sums, WindowSum
+from .timeline import DeviceSlice
 
 T = TypeVar("T")
-
-# For the readers of streams, by the name of the stream: for how long they were open and waited, and "file:line".
-Read: TypeAlias = dict[str, tuple[float, float, str]]
 
 # The loop that runs in this thread, or None. It is in `asyncio.__all__`.
 _running_loop = asyncio._get_running_loop
@@ -35,6 +34,8 @@ _ATTEMPTS = 100
 # At first a look every millisecond, so that a short profile has enough looks. Then looks become rarer: each time that
 # the time of the profile doubles, there are some 180 more looks.
 _LEAST_PAUSE_SECONDS: Final = 0.001
+# Each look at an event loop takes up to 0.2 ms of it, so a client has it looked at ten times a second.
+_LEAST_LIVE_PAUSE_SECONDS: Final = 0.1
 
 
 # The longest time for which a look may keep the GIL from event loops, and for how long a loop has it then.
@@ -128,8 +129,8 @@ class OpenScopes(collectors.Collector):
     Scopes are held weakly: the scope that the runs of a graph share is collected with the graph.
 
     Args:
-        least_pause_seconds: the pause between two looks at an event loop, at first.
-        counts_depths: whether inboxes report each change of their depth; otherwise looks at the event loop read it.
+        is_live: whether the looks go on for hours, so that they must be rare, and read how full inboxes are; otherwise
+            inboxes report each change of their depth.
 
     Attributes:
         lock: held for a moment only: event loops wait for it when they open and close scopes. Reentrant, because a
@@ -140,25 +141,24 @@ class OpenScopes(collectors.Collector):
         turns: the turns of the thread that looks, and of the event loops.
     """
 
-    def __init__(self, least_pause_seconds: float = _LEAST_PAUSE_SECONDS, *, counts_depths: bool = True) -> None:
-        self._counts_depths = counts_depths
+    def __init__(self, *, is_live: bool = False) -> None:
+        self._counts_depths = not is_live
         self.turns = Turns()
         self.lock = threading.RLock()
         self.has_ended = False
         self.loop_threads: set[int] = set()
         # The processor time of threads that run event loops, when their loops were first seen, or at the last reset.
         self._ran: dict[int, float] = {(here := threading.get_native_id()): thread_seconds(here) or 0.0}
-        self.gil_watch = GilWatch(self.loop_threads, is_live=not counts_depths)
-        self._least_pause_seconds = least_pause_seconds
+        self.gil_watch = GilWatch(self.loop_threads, is_live=is_live)
+        self._least_pause_seconds = _LEAST_LIVE_PAUSE_SECONDS if is_live else _LEAST_PAUSE_SECONDS
         self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
         self._looks_at_closed: list[LoopLooks] = []
         self._sums = Sums()  # of scopes that have closed
         self._since: dict[int, _Since] = {}
         # Collected as garbage, and not in the sums yet: garbage collection runs in any thread and must not wait for it.
         self._vanished: deque[ScopeSnapshot] = deque()
-        # For each open stream, the time of the last look and how long its reader had waited; and the sums by name.
+        # For each open stream, the time of the last look and how long its reader had waited.
         self._readers: dict[ProfiledStream, tuple[float, float]] = {}
-        self._read: Read = {}
 
     def scope_opened(self, scope: ProfiledScope) -> None:
         """Count the work of a new scope of the running loop, from zero."""
@@ -197,9 +197,20 @@ class OpenScopes(collectors.Collector):
         """Take the last number of a stream."""
         with self.lock:
             if (since := self._readers.pop(reader, None)) is not None:
-                _add_reader(self._read, reader, since)
+                _add_reader(self._sums, reader, since)
             for watch in self._watches.values():
                 watch.readers.discard(reader)
+
+    def device_worked(self, work: DeviceSlice) -> None:
+        """Keep why a program was compiled again; in any thread."""
+        if work.again:
+            with self.lock:
+                self._sums.compiled_again.append((work.node, work.again))
+
+    def snapshots_saved(self, graph: str, snapshots: SavedSnapshots) -> None:
+        """Add the costs of snapshots."""
+        with self.lock:
+            self._sums.snapshots[graph] = self._sums.snapshots.get(graph, SavedSnapshots()).plus(snapshots)
 
     def look(self, host: Host) -> list[tuple[ProfiledScope, ScopeSnapshot]]:
         """Add the work of a host's scopes and readers since the last look; return each scope with its snapshot.
@@ -215,7 +226,7 @@ class OpenScopes(collectors.Collector):
         with self.lock:  # the closing of a stream waits for this
             for reader in settled(host.open_readers):
                 if (read := self._readers.get(reader)) is not None:
-                    _add_reader(self._read, reader, read)
+                    _add_reader(self._sums, reader, read)
                 self._readers[reader] = perf_counter(), reader.reader_wait_seconds
                 self._watch(reader.loop).readers.add(reader)
         return found
@@ -231,12 +242,8 @@ class OpenScopes(collectors.Collector):
             if since is None:
                 _in_thread_of(host.loop, partial(scope.measure, on=True, depths=self._counts_depths))
         [activity] = settled(lambda: [scope.activity()])
-        if since is None:
-            snapshot = snapshot_of(scope, self.turns.of)
-        elif activity is not None and activity == since.activity:
-            admitted = None if scope.admitted is None else scope.admitted()
-            # No step has moved.
-            snapshot = replace(since.snapshot, seconds=perf_counter(), admitted=admitted, cuts=scope.cuts)
+        if since is not None and activity is not None and activity == since.activity:
+            snapshot = scope.snapshot(perf_counter(), since.snapshot.steps)  # no step has moved
         else:
             snapshot = snapshot_of(scope, self.turns.of)
         with self.lock:
@@ -261,41 +268,38 @@ class OpenScopes(collectors.Collector):
                 self.loop_threads &= {one.loop_thread for one in settled(lambda: collectors.hosts)}
         return max(times, default=None)
 
-    def taken(self) -> tuple[Sums, "Read"]:
+    def taken(self) -> Sums:
         """Return the sums of nodes and readers, and begin new sums."""
         with self.lock:
             self._add_vanished()
             sums, self._sums = self._sums, Sums()
-            read, self._read = self._read, {}
-        return sums, read
+        return sums
 
-    def sums(self) -> tuple[Sums, "Read"]:
-        """Return copies of the sums of nodes and readers, with the work since the last look."""
+    def sums(self) -> Sums:
+        """Return a copy of the sums of nodes and readers, with the work since the last look."""
         with self.lock:
             self._add_vanished()
-            sums, read = self._sums.copy(), dict(self._read)
+            sums = self._sums.copy()
             for since in list(self._since.values()):
                 if (scope := since.scope()) is not None:
                     sums.add(since.snapshot, snapshot_of(scope))
             for reader, seconds in self._readers.items():
-                _add_reader(read, reader, seconds)
-        return sums, read
+                _add_reader(sums, reader, seconds)
+        return sums
 
-    def evidence_of(self, sums: Sums, read: "Read", elapsed_seconds: float, loop_cpu_seconds: float | None) -> Evidence:
+    def evidence_of(self, sums: Sums, elapsed_seconds: float, loop_cpu_seconds: float | None) -> Evidence:
         """Return evidence from sums of nodes and readers, and from the looks at event loops and the GIL."""
         with self.lock:
             looks = [*self._looks_at_closed, *[watch.so_far() for watch in self._watches.values()]]
         windows = {name: window for seen in looks for name, window in settled(seen.windows.items)}
-        readers = tuple(
-            ReaderSum(name, seconds, waited, windows.get(name), at) for name, (seconds, waited, at) in read.items()
-        )
+        sums.readers = {name: replace(reader, window=windows.get(name)) for name, reader in sums.readers.items()}
         admitted = [held for seen in looks for held in settled(seen.admitted.items)]
         taken = [(used / time, places) for (_, places), (time, used) in admitted if time]
         longest = max(looks, key=lambda seen: seen.seconds, default=LoopLooks())
         gil = self.gil_watch.use()
         late = max(0.0, longest.late_share - gil.beside_loop)  # a loop that waits for the GIL is late as well
         return Evidence(
-            sums, elapsed_seconds, loop_cpu_seconds, readers, late, longest.delay_seconds,
+            sums, elapsed_seconds, loop_cpu_seconds, late, longest.delay_seconds,
             admitted=max(taken, default=(0.0, 0)), gil=gil,
         )  # fmt: skip
 
@@ -376,19 +380,14 @@ def snapshot_of(
 ) -> ScopeSnapshot:
     """Return a snapshot of the nodes of a scope; callable from any thread."""
     steps = tuple(settled(lambda: in_turns(scope.step_snapshots())))
-    admitted = None if scope.admitted is None else scope.admitted()
-    return ScopeSnapshot(
-        id(scope), perf_counter(), steps, admitted, scope.id, scope.kind, scope.opened_at,
-        tuple([(digest, name) for digest, (name, _) in scope.drawings().items()]), scope.cuts,
-        None if scope.progress is None else scope.progress(),
-    )  # fmt: skip
+    return scope.snapshot(perf_counter(), steps)
 
 
-def _add_reader(read: Read, reader: ProfiledStream, since: tuple[float, float]) -> None:
+def _add_reader(sums: Sums, reader: ProfiledStream, since: tuple[float, float]) -> None:
     [name] = settled(lambda: [reader.name])
-    open_seconds, waited_seconds, _ = read.get(name, (0.0, 0.0, ""))
-    opened, waited = open_seconds + perf_counter() - since[0], waited_seconds + reader.reader_wait_seconds - since[1]
-    read[name] = opened, waited, reader.at
+    before = sums.readers.get(name, ReaderSum(name))
+    opened, waited = before.open_seconds + perf_counter() - since[0], before.waited_seconds - since[1]
+    sums.readers[name] = ReaderSum(name, opened, waited + reader.reader_wait_seconds, at=reader.at)
 
 
 def settled(read: Callable[[], Iterable[T]]) -> list[T]:
@@ -549,6 +548,8 @@ class LoopWatch:
     @property
     def silent_seconds(self) -> float:
         """For how long the loop has not answered, in seconds; readable from any thread."""
+        if self._loop.is_closed():
+            return 0.0
         if self.asked:
             return monotonic() - self.asked
         return 0.0 if self._timer is None else max(0.0, self._now() - self._due)
@@ -559,8 +560,7 @@ class LoopWatch:
         If a look is late now, because something holds the loop, its delay up to now is included.
         """
         seen, (since, due) = self.seen, self._waits
-        now = self._now()
-        if self._timer is None or now - due <= _LATE_SECONDS:
+        if self._timer is None or self._loop.is_closed() or (now := self._now()) - due <= _LATE_SECONDS:
             return seen
         seen = copy(seen)
         seen.passed(now - since, now - due)
