@@ -8,7 +8,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ..telemetry import DepthPoint, DeviceSlice, Slice, Timeline
 
@@ -20,51 +20,38 @@ _OF_DEVICE: Final = {
 }  # fmt: skip
 
 
-class Timed(Protocol):
-    """An event that has a beginning and an end, in whole nanoseconds."""
-
-    @property
-    def began(self) -> int:
-        """When it began."""
-        ...
-
-    @property
-    def ended(self) -> int:
-        """When it ended."""
-        ...
+T = TypeVar("T")
+# When a bar of a track begins and ends, and the rest of it; whole nanoseconds, so that no bars overlap by rounding.
+Bar: TypeAlias = tuple[int, int, T]
 
 
-T = TypeVar("T", bound=Timed)
-
-
-def tracks(bars: Iterable[T]) -> list[list[T]]:
+def tracks(bars: Iterable[Bar[T]]) -> list[list[Bar[T]]]:
     """Put bars on as few tracks as they need, each bar on the first free track.
 
     Returns:
         The bars of each track, in the order in which they began.
     """
-    found: list[list[T]] = []
+    found: list[list[Bar[T]]] = []
     free: list[int] = []
     busy: list[tuple[int, int]] = []
-    for bar in sorted(bars, key=lambda bar: (bar.began, bar.ended)):
-        while busy and busy[0][0] <= bar.began:
+    for bar in sorted(bars, key=lambda bar: bar[:2]):
+        began, ended, _ = bar
+        while busy and busy[0][0] <= began:
             heappush(free, heappop(busy)[1])
         if not free:
             heappush(free, len(found))
             found.append([])
         number = heappop(free)
         found[number].append(bar)
-        heappush(busy, (bar.ended, number))
+        heappush(busy, (ended, number))
     return found
 
 
-class _Bar(NamedTuple):
-    """A slice of a track; times are whole nanoseconds, so that no slices overlap because of rounding."""
+class _Shown(NamedTuple):
+    """The content of a bar: a slice of the trace."""
 
     name: str
     category: str
-    began: int
-    ended: int
     arguments: dict[str, Any]
     frames: tuple[int, ...]
 
@@ -96,7 +83,7 @@ def trace(timeline: Timeline, facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _events(timeline: Timeline) -> Iterator[Event]:
     stops: dict[int, list[_Stop]] = defaultdict(list)
-    nodes: dict[str, dict[str, list[_Bar]]] = defaultdict(lambda: defaultdict(list))
+    nodes: dict[str, dict[str, list[Bar[_Shown]]]] = defaultdict(lambda: defaultdict(list))
     for one in timeline.slices:
         nodes[one.graph][one.node].append(_bar_of(one))
     points = timeline.depths
@@ -105,7 +92,7 @@ def _events(timeline: Timeline) -> Iterator[Event]:
     pids = {graph: pid for pid, graph in enumerate(nodes, start=1)}
     for graph, bars in nodes.items():
         yield from _process(pids[graph], graph, bars, stops)
-    devices: dict[str, list[_Bar]] = defaultdict(list)
+    devices: dict[str, list[Bar[_Shown]]] = defaultdict(list)
     for work in timeline.device_slices:
         devices[_OF_DEVICE[work.kind].format(work.device)].append(_bar_of_device(work))
     if devices:
@@ -115,21 +102,21 @@ def _events(timeline: Timeline) -> Iterator[Event]:
         yield _counter(pids[point.graph], point)
 
 
-def _bar_of(one: Slice) -> _Bar:
+def _bar_of(one: Slice) -> Bar[_Shown]:
     arguments = {key: value for key, value in (("item", one.item), ("frame", one.frame)) if value is not None}
     frames = () if one.frame is None else (one.frame,)
-    return _Bar(one.node, "node", *interval(one), arguments, frames)
+    return *interval(one), _Shown(one.node, "node", arguments, frames)
 
 
-def _bar_of_device(one: DeviceSlice) -> _Bar:
+def _bar_of_device(one: DeviceSlice) -> Bar[_Shown]:
     arguments: dict[str, Any] = {"kind": one.kind, "device": one.device, "nodes": one.node.split(" → ")}
     if one.items:
         arguments |= {"items": one.items}
     if one.rows:
         arguments |= {"rows": one.rows, "padding": f"{one.padding_share:.0%}"}
     if one.kind != "compute":  # arrows lead to computations; arrows to transfers would cross them
-        return _Bar(one.node, one.kind, *interval(one), arguments, ())
-    return _Bar(one.node, one.kind, *interval(one), arguments | {"frames": list(one.frames)}, one.frames)
+        return *interval(one), _Shown(one.node, one.kind, arguments, ())
+    return *interval(one), _Shown(one.node, one.kind, arguments | {"frames": list(one.frames)}, one.frames)
 
 
 def interval(one: Slice | DeviceSlice) -> tuple[int, int]:
@@ -138,7 +125,9 @@ def interval(one: Slice | DeviceSlice) -> tuple[int, int]:
     return began, max(ended, began + 1)  # a slice without length is invisible, and no arrow can end at it
 
 
-def _process(pid: int, name: str, bars: Mapping[str, Iterable[_Bar]], stops: dict[int, list[_Stop]]) -> Iterator[Event]:
+def _process(
+    pid: int, name: str, bars: Mapping[str, Iterable[Bar[_Shown]]], stops: dict[int, list[_Stop]]
+) -> Iterator[Event]:
     """Yield the threads of a process, and add the places of items to `stops`."""
     yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
     yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
@@ -146,21 +135,17 @@ def _process(pid: int, name: str, bars: Mapping[str, Iterable[_Bar]], stops: dic
     for track_name, found in bars.items():
         for number, track in enumerate(tracks(found), start=1):
             tid += 1
-            shown = track_name if number == 1 else f"{track_name} ({number})"
-            yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": shown}}
+            title = track_name if number == 1 else f"{track_name} ({number})"
+            yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": title}}
             yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
-            for bar in track:
-                yield _slice(pid, tid, bar)
-                for frame in bar.frames:
-                    if bar.category == "node" or frame in stops:  # no arrow to an item whose nodes were dropped
-                        stops[frame].append(_Stop(bar.began, pid, tid))
-
-
-def _slice(pid: int, tid: int, bar: _Bar) -> Event:
-    return {
-        "ph": "X", "pid": pid, "tid": tid, "name": bar.name, "cat": bar.category, "ts": _microseconds(bar.began),
-        "dur": _microseconds(bar.ended - bar.began), "args": bar.arguments,
-    }  # fmt: skip
+            for began, ended, shown in track:
+                yield {
+                    "ph": "X", "pid": pid, "tid": tid, "name": shown.name, "cat": shown.category,
+                    "ts": _microseconds(began), "dur": _microseconds(ended - began), "args": shown.arguments,
+                }  # fmt: skip
+                for frame in shown.frames:
+                    if shown.category == "node" or frame in stops:  # no arrow to an item whose nodes were dropped
+                        stops[frame].append(_Stop(began, pid, tid))
 
 
 def _flows(stops: Mapping[int, list[_Stop]]) -> Iterator[Event]:

@@ -5,7 +5,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from typing import Final
@@ -20,44 +19,25 @@ from ..telemetry.tables import count, duration, rate
 from ..telemetry.text import printable
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The progress of a stream at one moment.
+def words(done: int, failed: int, total: int | None, per_second: float | None, limits: str) -> str:
+    """Return the text beside the bar.
 
-    Attributes:
-        name: the name to show.
+    Args:
         done: how many items have ended.
         failed: how many of these items ended with an error.
         total: how many items there will be; None if unknown.
         per_second: how many items have ended each second lately; None if unknown.
         limits: the name of the node that limits; empty if unknown.
     """
-
-    name: str
-    done: int
-    failed: int
-    total: int | None
-    per_second: float | None
-    limits: str = ""
-
-    @property
-    def remaining_seconds(self) -> float | None:
-        """How long the remaining items take at this rate, in seconds; None if unknown."""
-        if self.total is None or not self.per_second or self.done >= self.total:
-            return None
-        return (self.total - self.done) / self.per_second
-
-    def words(self) -> str:
-        """Return the text beside the bar."""
-        remaining = self.remaining_seconds
-        said = (
-            count(self.done) + ("" if self.total is None else f"/{count(self.total)}"),
-            "" if self.per_second is None else rate(self.per_second),
-            "" if remaining is None else f"{_whole(remaining)} left",
-            f"{count(self.failed)} failed" if self.failed else "",
-            f"{printable(self.limits)} limits" if self.limits else "",
-        )
-        return "  ".join(filter(None, said))
+    left = 0 if total is None else total - done
+    said = (
+        count(done) + ("" if total is None else f"/{count(total)}"),
+        "" if per_second is None else rate(per_second),
+        f"{_whole(left / per_second)} left" if left > 0 and per_second else "",
+        f"{count(failed)} failed" if failed else "",
+        f"{printable(limits)} limits" if limits else "",
+    )
+    return "  ".join(filter(None, said))
 
 
 def _whole(seconds: float) -> str:
@@ -160,22 +140,15 @@ class StreamProgress:
         self._refresh()
 
     def _refresh(self) -> None:
-        self._show(self._look())
+        self._show()
         self._timer = self._loop.call_later(1 / _REFRESHES_A_SECOND, self._refresh)
-
-    def _show(self, standing: Standing, *, is_last: bool = False) -> None:
-        total = standing.done if is_last and standing.total is None else standing.total
-        self._bars.update(
-            self._bar, description=printable(standing.name), completed=standing.done, total=total,
-            words=standing.words(),
-        )  # fmt: skip
 
     def end(self) -> None:
         """Show the present numbers as the last ones, before the end of the stream changes the counters."""
         if not self._has_ended:
             self._has_ended = True
             self._timer.cancel()
-            self._show(self._look(), is_last=True)
+            self._show(is_last=True)
             self._ending = _DISPLAY.leave(self._loop)
 
     async def aclose(self) -> None:
@@ -184,15 +157,17 @@ class StreamProgress:
         if self._ending is not None:
             await uninterrupted(asyncio.to_thread(self._ending.join))
 
-    def _look(self) -> Standing:
+    def _show(self, *, is_last: bool = False) -> None:
         now, past = self._statistics(), self._past
         while past and (now.elapsed_seconds or 0.0) - (past[0].elapsed_seconds or 0.0) > _MEMORY_SECONDS:
             past.popleft()
         lately = now.since(past[0]) if past else now
         past.append(now)
-        ended = lately.completed + lately.failed
-        return Standing(
-            self._name(), now.completed + now.failed, now.failed, self._total,
-            ended / lately.elapsed_seconds if lately.elapsed_seconds else None,
-            "" if lately.bottleneck is None else lately.bottleneck.node,
+        done, ended = now.completed + now.failed, lately.completed + lately.failed
+        per_second = ended / lately.elapsed_seconds if lately.elapsed_seconds else None
+        limits = "" if lately.bottleneck is None else lately.bottleneck.node
+        self._bars.update(
+            self._bar, description=printable(self._name()), completed=done,
+            total=done if is_last and self._total is None else self._total,
+            words=words(done, now.failed, self._total, per_second, limits),
         )  # fmt: skip

@@ -17,9 +17,6 @@ from .live.watch import LiveSnapshot, look_table
 
 SUMMARY: Final = "show what a running process does, and which node limits it"
 
-# How many lines of the terminal are not rows: the facts above the table, its head, the note below it, and the prompt.
-_LINES_BESIDE_ROWS: Final = 14
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments, and describe the command."""
@@ -78,14 +75,11 @@ def _looks(client: Client, interval_seconds: float) -> Iterator[LiveSnapshot]:
 
 
 def _keep_showing(looks: Iterator[LiveSnapshot]) -> None:
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console()
-    with Live(console=console, auto_refresh=False) as live:
+    with Live(auto_refresh=False) as live:
         for look in looks:
-            rows = console.height - _LINES_BESIDE_ROWS - len({node.graph for node in look.nodes})
-            live.update(to_rich(look_table(look, max_rows=rows)), refresh=True)
+            live.update(to_rich(look_table(look)), refresh=True)
 
 
 def _line_of(look: LiveSnapshot) -> str:

@@ -538,7 +538,7 @@ MORE_MUTANTS = [
     ),
     Mutant(
         "slices that overlap have tracks of their own",
-        "studio/perfetto.py", "while busy and busy[0][0] <= bar.began:", "while busy:",
+        "studio/perfetto.py", "while busy and busy[0][0] <= began:", "while busy:",
         "tests/studio/test_perfetto.py::test_whatever_overlaps_is_put_side_by_side",
     ),
     Mutant(

@@ -318,15 +318,6 @@ def test_a_table_tells_progress_and_cuts() -> None:
     )
 
 
-def test_of_many_nodes_those_that_do_most_are_shown() -> None:
-    nodes = tuple(
-        NodeLook("g", f"n{n}", "loop", n % 7, 0, n, 0, None, 9 if n == 3 else 0, None, 0, None) for n in range(30)
-    )
-    table = look_table(LiveSnapshot(1, 1.0, nodes, None), max_rows=5)
-    assert [row[0] for row in table.rows] == ["n3", "n6", "n13", "n20", "n27"]
-    assert table.remark == "and 25 nodes that do less; --json has all of them"
-
-
 # --- Clients ---
 
 
@@ -618,9 +609,9 @@ def test_what_is_no_socket_is_left_alone(path: Path, make: Callable[[Path], None
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("gone/socket", FileNotFoundError, r"no such folder .* make it \(mkdir -m 700\)"),
-        ("file/socket", NotADirectoryError, "this is not a folder"),
-        ("x" * 200, OSError, "at most 107 bytes, and this one has [0-9]+: choose a shorter one"),
+        ("gone/socket", FileNotFoundError, "/gone'$"),
+        ("file/socket", NotADirectoryError, "/file'$"),
+        ("x" * 200, OSError, "AF_UNIX path too long"),
     ],
 )
 def test_a_folder_that_cannot_hold_it_is_named(tmp_path: Path, name: str, error: type[OSError], message: str) -> None:
@@ -630,7 +621,7 @@ def test_a_folder_that_cannot_hold_it_is_named(tmp_path: Path, name: str, error:
 
 
 def test_the_longest_path_works(tmp_path: Path) -> None:
-    path = tmp_path / ("x" * (server.MAX_PATH_BYTES - len(str(tmp_path)) - 1))
+    path = tmp_path / ("x" * ((107 if sys.platform == "linux" else 103) - len(str(tmp_path)) - 1))
     with telemetry.expose(path), looking(path) as client:
         client.look()
 

@@ -17,7 +17,7 @@ import pytest
 import penstock as ps
 from penstock import engine
 from penstock.engine.call_stream import length_of
-from penstock.studio.progress import Standing
+from penstock.studio.progress import words
 from tests.devices.processes import ROOT
 
 
@@ -372,16 +372,16 @@ def test_a_length_is_known_where_the_calls_know_it(calls: object, length: int | 
 
 
 @pytest.mark.parametrize(
-    ("standing", "words"),
+    ("standing", "text"),
     [
-        (Standing("g", 0, 0, None, None), "0"),
-        (Standing("g", 1234, 0, None, 12.3), "1,234  12.3/s"),
-        (Standing("g", 10, 2, 100, 10.0, "decode"), "10/100  10.0/s  9 s left  2 failed  decode limits"),
-        (Standing("g", 0, 0, 7200, 1.0), "0/7,200  1.00/s  2 h 0 min left"),
-        (Standing("g", 0, 0, 10, 0.0), "0/10  0/s"),
-        (Standing("g", 12, 0, 10, 5.0), "12/10  5.00/s"),
-        (Standing("g", 1, 0, None, 1.0, "a\x1b[2Jb"), "1  1.00/s  a\\x1b[2Jb limits"),
+        ((0, 0, None, None, ""), "0"),
+        ((1234, 0, None, 12.3, ""), "1,234  12.3/s"),
+        ((10, 2, 100, 10.0, "decode"), "10/100  10.0/s  9 s left  2 failed  decode limits"),
+        ((0, 0, 7200, 1.0, ""), "0/7,200  1.00/s  2 h 0 min left"),
+        ((0, 0, 10, 0.0, ""), "0/10  0/s"),
+        ((12, 0, 10, 5.0, ""), "12/10  5.00/s"),
+        ((1, 0, None, 1.0, "a\x1b[2Jb"), "1  1.00/s  a\\x1b[2Jb limits"),
     ],
 )
-def test_words(standing: Standing, words: str) -> None:
-    assert standing.words() == words
+def test_words(standing: Any, text: str) -> None:
+    assert words(*standing) == text

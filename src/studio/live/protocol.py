@@ -4,7 +4,6 @@ import json
 import os
 import select
 import socket
-import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
@@ -285,14 +284,13 @@ class Client:
                 f'there is no socket {path}: the application opens it, `with telemetry.expose("{path}"):`'
             ) from None
         except PermissionError:
-            raise PermissionError(f"{path} belongs to another user ({_owner(path)}): look as that user") from None
+            raise PermissionError(f"{path} belongs to another user: look as that user") from None
         except (ConnectionResetError, BrokenPipeError):
             raise self._gone() from None
         except ConnectionRefusedError:
-            if not _is_socket(path):
-                raise OSError(f"{path} is no socket: give the path that the application passes to expose()") from None
             raise ConnectionRefusedError(
-                f"no process listens at {path}: the process that opened it has ended; start it again"
+                f"no process listens at {path}: the process that opened it has ended, or the path is not the one that "
+                "the application passes to expose()"
             ) from None
         except TimeoutError:
             raise TimeoutError(
@@ -310,17 +308,3 @@ class Client:
 
     def _who(self) -> str:
         return f"the process at {self._path}" if self._process is None else f"process {self._process}"
-
-
-def _is_socket(path: Path) -> bool:
-    try:
-        return stat.S_ISSOCK(path.stat().st_mode)
-    except OSError:
-        return False
-
-
-def _owner(path: Path) -> str:
-    try:
-        return path.owner()
-    except (OSError, KeyError):  # the folder may not be read, or the user has no name
-        return "unknown"

@@ -7,7 +7,6 @@ import os
 import socket
 import stat
 import struct
-import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -22,8 +21,6 @@ from ...telemetry import Monitor, logs, profile
 from .protocol import MAX_REQUEST_BYTES, ProtocolError, answer, answer_drawing, answer_profile, read_request, refusal
 from .watch import Looker
 
-# The size of `sun_path` without its final null byte: unix(7).
-MAX_PATH_BYTES: Final = 107 if sys.platform == "linux" else 103
 _MODE: Final = 0o600
 # How long to wait for other processes that open a socket in the same folder; opening takes only a moment.
 _LOCK_SECONDS: Final = 5.0
@@ -34,15 +31,8 @@ def listening(path: Path) -> Generator[socket.socket, None, None]:
     """Listen at an absolute path inside of the `with`, and remove the file of the socket afterwards.
 
     Raises:
-        OSError: a socket cannot be opened there; the message says why, and what to do.
+        OSError: a socket cannot be opened there.
     """
-    if len(os.fsencode(path)) > MAX_PATH_BYTES:
-        raise OSError(
-            errno.ENAMETOOLONG,
-            f"the path of a socket has at most {MAX_PATH_BYTES} bytes, and this one has {len(os.fsencode(path))}: "
-            "choose a shorter one, such as one in /run or /tmp",
-            str(path),
-        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         process = os.getpid()
         with _alone_in(path.parent):
@@ -57,23 +47,13 @@ def listening(path: Path) -> Generator[socket.socket, None, None]:
                     path.unlink()
 
 
-_NO_FOLDER: dict[type[OSError], str] = {
-    FileNotFoundError: "there is no such folder for the socket: make it (mkdir -m 700), or choose another",
-    NotADirectoryError: "this is not a folder for the socket: choose another",
-    PermissionError: "this process may not look into the folder for the socket: choose another",
-}
-
-
 @contextmanager
 def _alone_in(folder: Path) -> Generator[None, None, None]:
     """Keep other processes from testing, removing and making sockets in a folder at the same time.
 
     The lock is on the folder itself, so no file is left behind, even if the process is killed.
     """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        raise OSError(error.errno, _NO_FOLDER[type(error)], str(folder)) from None  # an error of the same class
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         give_up = time.monotonic() + _LOCK_SECONDS
         while not _locked(descriptor):
@@ -102,17 +82,12 @@ def _bind(listener: socket.socket, path: Path) -> tuple[int, int]:
     with suppress(OSError):
         os.fchmod(listener.fileno(), _MODE)
     try:
-        try:
-            listener.bind(str(path))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            _remove_stale(path)
-            listener.bind(str(path))
-    except PermissionError:
-        raise PermissionError(
-            errno.EACCES, "this process may not make a socket in the folder: choose another", str(path)
-        ) from None
+        listener.bind(str(path))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        _remove_stale(path)
+        listener.bind(str(path))
     file = _identity(path)
     if stat.S_IMODE(path.lstat().st_mode) != _MODE:
         path.chmod(_MODE)
@@ -398,7 +373,7 @@ def expose(path: str | os.PathLike[str]) -> Generator[Path, None, None]:
 
     Raises:
         FileExistsError: another process listens at the path, or the file is not a socket.
-        OSError: a socket cannot be opened at the path; the message says why, and what to do.
+        OSError: a socket cannot be opened at the path, such as in a folder that does not exist.
     """
     absolute = Path(path).absolute()
     with listening(absolute) as listener:

@@ -1,6 +1,6 @@
 """Looker: the work of all nodes of this process between two looks, as records and as a table."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
@@ -395,13 +395,8 @@ _COLUMNS: Final = (
 )
 
 
-def look_table(look: LiveSnapshot, max_rows: int | None = None) -> Table:
-    """Return the table that shows a look.
-
-    Args:
-        look: the look.
-        max_rows: how many rows there is room for; None for all.
-    """
+def look_table(look: LiveSnapshot) -> Table:
+    """Return the table that shows a look."""
     over = "" if look.seconds is None else f", over {duration(look.seconds)}"
     outages = tuple(("outage", node.outage) for node in look.nodes if node.outage)
     facts = (
@@ -409,14 +404,9 @@ def look_table(look: LiveSnapshot, max_rows: int | None = None) -> Table:
         *[(scope.kind, f"{scope.graph}: {words}") for scope in look.scopes if (words := scope.words())],
         *look.lines,
     )  # fmt: skip
-    shown = _most_telling(look, max_rows)
-    remark = "" if look.nodes else "no nodes yet"
-    if len(shown) < len(look.nodes):
-        remark = f"and {count(len(look.nodes) - len(shown))} nodes that do less; --json has all of them"
-    ordered = [shown[at] for at in by_graph([node.graph for node in shown])]
-    return table_with_figures(
-        facts, _COLUMNS, ((node.graph, _row(look, node), node.figures) for node in ordered), remark
-    )
+    ordered = [look.nodes[at] for at in by_graph([node.graph for node in look.nodes])]
+    rows = ((node.graph, _row(look, node), node.figures) for node in ordered)
+    return table_with_figures(facts, _COLUMNS, rows, "" if look.nodes else "no nodes yet")
 
 
 def stuck_line(loop: StuckLoop) -> tuple[str, str]:
@@ -476,29 +466,18 @@ def _row(look: LiveSnapshot, node: NodeLook) -> tuple[str, ...]:
         UNKNOWN if not look.seconds else significant(ended / look.seconds),
         of(node.in_flight, node.limit),
         of(node.inbox_depth, node.inbox_capacity),
-        UNKNOWN if not look.seconds or node.busy_share is None else _share(node),
+        busy_words(node) if look.seconds else UNKNOWN,
         count(node.total_completed),
         count(node.total_failed) + (f" (+{node.failed:,})" if look.seconds and node.failed else ""),
     )
 
 
-def _share(node: NodeLook) -> str:
-    assert node.busy_share is not None
+def busy_words(node: NodeLook) -> str:
+    """Return the share of the time for which the places of a node were taken, in words."""
+    if node.busy_share is None:
+        return UNKNOWN
     return f"{node.busy_share:.0%}" if node.limit is not None else f"{significant(node.busy_share)} at once"
 
 
 def _is_limit(look: LiveSnapshot, node: NodeLook) -> bool:
     return look.verdict is not None and (look.verdict.graph, look.verdict.node) == (node.graph, node.node)
-
-
-def _most_telling(look: LiveSnapshot, max_rows: int | None) -> Sequence[NodeLook]:
-    """Return the nodes to show, in their order: the node that limits, and the nodes with most items."""
-
-    def weight(index: int) -> tuple[bool, int, int, int]:
-        node = look.nodes[index]
-        return _is_limit(look, node), node.inbox_depth, node.in_flight, node.completed + node.failed
-
-    if max_rows is None or len(look.nodes) <= max_rows:
-        return look.nodes
-    chosen = sorted(range(len(look.nodes)), key=weight, reverse=True)[: max(max_rows, 1)]
-    return [look.nodes[index] for index in sorted(chosen)]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ...telemetry import DepthPoint, DeviceSlice, NodeProfile, Profile, Slice, Timeline, Verdict
 from ...telemetry.tables import by_graph, count, duration, milliseconds, rate, seconds
 from ...telemetry.text import printable
-from ..perfetto import interval, tracks
+from ..perfetto import Bar, interval, tracks
 from .graph_picture import COLOURS, ProfiledNode, graph_picture, whole_graphs
 
 
@@ -131,14 +131,6 @@ MAX_POINTS: Final = 20_000
 _FRAMES: Final = 32
 
 
-class _Bar(NamedTuple):
-    """A slice; times are whole nanoseconds."""
-
-    began: int
-    ended: int
-    rest: list[Any]
-
-
 def _timeline_data(timeline: Timeline, limits: tuple[str | None, str | None]) -> dict[str, Any]:
     """Return the data that the script draws.
 
@@ -163,13 +155,13 @@ def _timeline_data(timeline: Timeline, limits: tuple[str | None, str | None]) ->
 def _node_tracks(
     slices: Sequence[Slice], points: Sequence[DepthPoint], limits: tuple[str | None, str | None]
 ) -> list[dict[str, Any]]:
-    bars: dict[tuple[str, str], list[_Bar]] = defaultdict(list)
+    bars: dict[tuple[str, str], list[Bar[list[Any]]]] = defaultdict(list)
     depths: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for one in slices:
-        bars[one.graph, one.node].append(_Bar(*interval(one), [one.item, one.frame]))
+        bars[one.graph, one.node].append((*interval(one), [one.item, one.frame]))
     for point in points:
         depths[point.graph, point.node].append((round(point.at_seconds * 1e9), point.depth))
-    begins = {name: min([bar.began for bar in found]) for name, found in bars.items()}
+    begins = {name: min([began for began, _, _ in found]) for name, found in bars.items()}
     graphs = {graph: number for number, (graph, _) in enumerate(sorted(begins, key=begins.__getitem__))}
     names = sorted(begins, key=lambda name: (graphs[name[0]], begins[name]))
     return [
@@ -186,12 +178,12 @@ def _node_tracks(
 
 
 def _device_tracks(works: Iterable[DeviceSlice]) -> list[dict[str, Any]]:
-    bars: dict[tuple[str, str], list[_Bar]] = defaultdict(list)
+    bars: dict[tuple[str, str], list[Bar[list[Any]]]] = defaultdict(list)
     for one in works:
         track = "compiler" if one.kind == "compile" else one.device
         kind = "transfer" if one.kind in ("to device", "from device") else one.kind
         about = [one.kind, printable(one.node), one.items, one.rows, round(one.padding_share * 100)]
-        bars[track, kind].append(_Bar(*interval(one), [*about, list(one.frames[:_FRAMES])]))
+        bars[track, kind].append((*interval(one), [*about, list(one.frames[:_FRAMES])]))
     return [
         {
             "kind": kind,
@@ -205,15 +197,15 @@ def _device_tracks(works: Iterable[DeviceSlice]) -> list[dict[str, Any]]:
     ]
 
 
-def _lanes(bars: Iterable[_Bar]) -> dict[str, Any]:
+def _lanes(bars: Iterable[Bar[list[Any]]]) -> dict[str, Any]:
     """Return the number of lanes, and each slice as a list: lane, time since the last slice, duration and the rest."""
     lanes = tracks(bars)
-    found = sorted([(bar, lane) for lane, track in enumerate(lanes) for bar in track], key=lambda each: each[0].began)
+    found = sorted([(*bar, lane) for lane, track in enumerate(lanes) for bar in track], key=lambda each: each[0])
     slices: list[list[Any]] = []
     before = 0
-    for bar, lane in found:
-        slices.append([lane, bar.began - before, bar.ended - bar.began, *bar.rest])
-        before = bar.began
+    for began, ended, rest, lane in found:
+        slices.append([lane, began - before, ended - began, *rest])
+        before = began
     return {"lanes": len(lanes), "slices": slices}
 
 

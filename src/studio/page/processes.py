@@ -14,20 +14,10 @@ from typing import Any, Final
 
 from ...engine import Drawing
 from ...telemetry import FailureLook, ItemLook
-from ...telemetry.tables import (
-    UNKNOWN,
-    count,
-    duration,
-    figure_cells,
-    figure_columns,
-    milliseconds,
-    of,
-    rate,
-    significant,
-)
+from ...telemetry.tables import count, duration, figure_cells, figure_columns, milliseconds, of, rate
 from ...telemetry.text import clip, printable
 from ..live.protocol import Client
-from ..live.watch import LiveSnapshot, NodeLook, ScopeLook
+from ..live.watch import LiveSnapshot, NodeLook, ScopeLook, busy_words
 from .page import sentence
 
 # Five minutes.
@@ -391,7 +381,7 @@ def _step(
     of_graph, _, body = node.graph.partition("/")
     texts = [
         count(node.in_flight) if node.limit is None else of(node.in_flight, node.limit),
-        count(depth) if capacity is None else of(depth, capacity), rate(per_second), _busy(node),
+        count(depth) if capacity is None else of(depth, capacity), rate(per_second), busy_words(node),
         milliseconds(node.p50), milliseconds(node.p99), count(node.timed), count(node.total_completed),
         count(node.total_failed), count(node.retried),
     ]  # fmt: skip
@@ -415,12 +405,6 @@ def _buffer(node: NodeLook) -> tuple[int, int | None]:
     if node.buffer_depth is not None and node.inbox_capacity is None:
         return node.buffer_depth, node.buffer_capacity
     return node.inbox_depth, node.inbox_capacity
-
-
-def _busy(node: NodeLook) -> str:
-    if node.busy_share is None:
-        return UNKNOWN
-    return f"{significant(node.busy_share)} at once" if node.limit is None else f"{node.busy_share:.0%}"
 
 
 def _lines(node: NodeLook, texts: Sequence[str]) -> list[str]:
