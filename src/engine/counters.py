@@ -1,6 +1,5 @@
 """How metrics and profiles read the counters of nodes, runs and deployments."""
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +16,6 @@ from .tracing.ref import definition_location, is_users
 if TYPE_CHECKING:  # loaded only when a profile is taken
     from ..actors.threads import ThreadShare
     from ..telemetry.profiling.records import BodyPlace, Bound, Capacity, StepSnapshot
-    from .admission import AdmissionStatistics
     from .pools import Pools
 
 
@@ -94,30 +92,6 @@ def _steps(wired: Wired) -> dict[NodeActor, PlannedStep]:
     """Return the actors of steps, and their steps."""
     both = zip(wired.actors, wired.program.units, strict=True)
     return {actor: unit.step for actor, unit in both if unit.step is not None}
-
-
-def run_levels(in_flight: "Counter[str]") -> Iterator[Reading]:
-    """Yield how many calls of `run` are in flight, by graph."""
-    for graph, count in in_flight.copy().items():
-        yield series(names.METRIC_RUN_IN_FLIGHT, (names.GRAPH, graph)), count, None
-
-
-def deployment_counters(graphs: str, admission: "AdmissionStatistics") -> Iterator[Reading]:
-    """Yield how many calls a deployment has refused.
-
-    Args:
-        graphs: the names of its graphs.
-        admission: the counters of its admission.
-    """
-    yield series(names.METRIC_DEPLOYMENT_REFUSED, (names.GRAPH, graphs)), admission.refused, None
-
-
-def deployment_levels(graphs: str, admission: "AdmissionStatistics") -> Iterator[Reading]:
-    """Yield how many places of a deployment are taken, and how many calls wait; see `deployment_counters`."""
-    of = names.GRAPH, graphs
-    yield series(names.METRIC_DEPLOYMENT_IN_FLIGHT, of), admission.in_flight, None
-    yield series(names.METRIC_DEPLOYMENT_MAX_IN_FLIGHT, of), admission.max_in_flight, None
-    yield series(names.METRIC_DEPLOYMENT_QUEUED, of), admission.queued, None
 
 
 class Room(NamedTuple):

@@ -26,10 +26,9 @@ from ..actors.node_actor import NodeActor
 from ..actors.supervision import SupervisorFlags
 from ..actors.tasks import Condition, start_task, uninterrupted
 from ..telemetry import logs, metrics, names, spans
-from ..telemetry.metrics import Reading
+from ..telemetry.metrics import Reading, series
 from .admission import Admission, FairAdmission, FairShares, Share
 from .call import RunningCall
-from .counters import deployment_counters, deployment_levels
 from .detached import DetachedCalls
 from .graph import NO_KEY, DurableKey, Graph, check_key, gives_stream
 from .instances import stateful_nodes
@@ -103,12 +102,16 @@ class Deployment:
         self.detached = DetachedCalls(self._changed)
 
     def counters(self) -> Iterable[Reading]:
-        """Return the counters of its admission, for metrics."""
-        return deployment_counters(self.names, self.admission.statistics())
+        """Yield how many calls the deployment has refused, for metrics."""
+        of = names.GRAPH, self.names
+        yield series(names.METRIC_DEPLOYMENT_REFUSED, of), self.admission.statistics().refused, None
 
     def levels(self) -> Iterable[Reading]:
-        """Return how many places and queue places are taken now, for metrics."""
-        return deployment_levels(self.names, self.admission.statistics())
+        """Yield how many places are taken, and how many calls wait, for metrics."""
+        now, of = self.admission.statistics(), (names.GRAPH, self.names)
+        yield series(names.METRIC_DEPLOYMENT_IN_FLIGHT, of), now.in_flight, None
+        yield series(names.METRIC_DEPLOYMENT_MAX_IN_FLIGHT, of), now.max_in_flight, None
+        yield series(names.METRIC_DEPLOYMENT_QUEUED, of), now.queued, None
 
     def frames(self) -> Iterable[Frame]:
         """Return the calls for which handlers may still run, without the items of its streams."""

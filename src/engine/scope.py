@@ -15,11 +15,11 @@ from ..actors.supervision import Escalation, Supervisor, SupervisorFlags
 from ..actors.tasks import Condition, EagerStarts, uninterrupted
 from ..actors.threads import ThreadShare, end_worker_in_script
 from ..actors.worker import WorkerGroup
-from ..telemetry import metrics
-from ..telemetry.metrics import Reading
+from ..telemetry import metrics, names
+from ..telemetry.metrics import Reading, series
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.collectors import Collector
-from .counters import Room, run_levels
+from .counters import Room
 from .instances import InstanceRegistry, stateful_nodes
 from .open_resources import Resources
 from .options import DEFAULT_WORKERS, ChosenScheduler, ExecutionOptions
@@ -163,8 +163,9 @@ class Runtime:
         return ()
 
     def levels(self) -> Iterable[Reading]:
-        """Return how many runs are in flight, for metrics."""
-        return run_levels(self.counted_runs)
+        """Yield how many calls of `run` are in flight, by graph, for metrics."""
+        for graph, count in self.counted_runs.copy().items():
+            yield series(names.METRIC_RUN_IN_FLIGHT, (names.GRAPH, graph)), count, None
 
     def open_scopes(self) -> list[Wiring]:
         """Return the actors of open scopes, and actors that runs share, for a profile; none once the loop has ended."""

@@ -179,8 +179,8 @@ class Wiring(Scope):
 
         return ScopeSnapshot(
             id(self), seconds, steps, self.admitted and self.admitted(), self.id, self.kind, self.opened_at,
-            tuple([(digest, name) for digest, (name, _) in self.drawings().items()]), self.cuts,
-            self.progress and self.progress(),
+            tuple([(digest, name) for digest, (name, _) in self.drawings().items()]),
+            self.stored if self._saving is None else self._saving.cuts, self.progress and self.progress(),
         )  # fmt: skip
 
     @property
@@ -205,11 +205,6 @@ class Wiring(Scope):
         if self.opened is None:
             return "runs"
         return "call" if self._room is not None and self._room.bound == "call" else "stream"
-
-    @property
-    def cuts(self) -> "Cuts | None":
-        """The snapshots of the call, or what its durable loops have stored, for a look of `penstock top`."""
-        return self.stored if self._saving is None else self._saving.cuts
 
     @property
     def id(self) -> str:

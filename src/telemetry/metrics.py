@@ -134,6 +134,7 @@ class CounterSource(Protocol):
 
     def counters(self) -> Iterable[Reading]:
         """Return the counters, which only grow."""
+        ...
 
     def levels(self) -> Iterable[Reading]:
         """Return the present levels; by default, there are none."""

@@ -179,7 +179,7 @@ class Monitor:
             counters, on_device = node.counters, node.timed.outside.compute_seconds
             found[name] = NodeWork(
                 node.step.runs_on, counters.completed, counters.failed, sums.busy_share(node),
-                node.share_of_busy(on_device), *latencies.get(name, ()),
+                node.share_of_busy(on_device), *latencies.get(name, (None, None, 0)),
             )  # fmt: skip
         return found
 

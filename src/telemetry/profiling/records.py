@@ -350,15 +350,19 @@ class ProfiledScope(Protocol):
 
     def drawings(self) -> dict[str, tuple[str, object]]:
         """Return the name and the drawing of each graph, by the digest of the drawing."""
+        ...
 
     def step_snapshots(self) -> Iterable[StepSnapshot]:
         """Return a snapshot of each node of the scope."""
+        ...
 
     def snapshot(self, seconds: float, steps: tuple[StepSnapshot, ...]) -> ScopeSnapshot:
         """Return a snapshot of the scope, which is taken at this time, with these snapshots of its nodes."""
+        ...
 
     def activity(self) -> int | None:
         """Return a number that changes whenever counters of its nodes change; None if there is no such number."""
+        ...
 
     def measure(self, *, on: bool, depths: bool = True) -> None:
         """Turn the timing of handlers that are not always timed on or off; it ends once turned off as often as on.
@@ -367,6 +371,7 @@ class ProfiledScope(Protocol):
             on: whether to turn the timing on.
             depths: whether inboxes report each change of their depth.
         """
+        ...
 
     def look(self, now: float) -> None:
         """Note how many items its nodes hold now, if the scope is measured; called in the thread of its event loop.
@@ -374,6 +379,7 @@ class ProfiledScope(Protocol):
         Args:
             now: the time of `perf_counter`.
         """
+        ...
 
 
 class ProfiledStream(Protocol):
@@ -382,21 +388,26 @@ class ProfiledStream(Protocol):
     @property
     def name(self) -> str:
         """The name of the stream, for a sentence."""
+        ...
 
     @property
     def at(self) -> str:
         """The "file:line" that opened the stream; empty if no profile was taken at its opening."""
+        ...
 
     @property
     def reader_wait_seconds(self) -> float:
         """How long its reader has waited for items since the first access to this property, in seconds."""
+        ...
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop that the stream runs on."""
+        ...
 
     def look(self) -> WindowLook | None:
         """Return the states of its items in flight; None for a stream without a window."""
+        ...
 
 
 class ItemInFlight(Protocol):
@@ -405,10 +416,12 @@ class ItemInFlight(Protocol):
     @property
     def identity(self) -> int:
         """A number that no other item has."""
+        ...
 
     @property
     def item(self) -> int:
         """Its index in its stream or deployment."""
+        ...
 
 
 class Host(Protocol):
@@ -416,23 +429,30 @@ class Host(Protocol):
 
     def frames_in_flight(self) -> "Iterable[ItemInFlight]":
         """Return the items in flight."""
+        ...
 
     def looked_at(self, items: "Mapping[ItemInFlight, float]") -> list[ItemLook]:
         """Return a look at each of these items in flight; `items` has the age of each, in seconds."""
+        ...
 
     def contents(self) -> Iterable[tuple[int, StepContents]]:
         """Return the contents of each step that holds items, as pairs of the key of its snapshot and the contents."""
+        ...
 
     def open_scopes(self) -> Iterable[ProfiledScope]:
         """Return the scopes that are open now."""
+        ...
 
     def open_readers(self) -> Iterable[ProfiledStream]:
         """Return the streams that are open now."""
+        ...
 
     @property
     def loop_thread(self) -> int | None:
         """The native id of the thread of its event loop; None before the first use of the Engine."""
+        ...
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop; None before the first use of the Engine."""
+        ...
