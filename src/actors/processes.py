@@ -576,4 +576,4 @@ def _unpack(call: WorkerCall, body: memoryview, buffers: list[process_messages.M
         return _Outcome(call, error=process_messages.unbuilt(target, error))
     if succeeded:
         return _Outcome(call, value, seconds=seconds)
-    return _Outcome(call, error=process_messages.raised_there(value, target), seconds=seconds)
+    return _Outcome(call, error=process_messages.raised_there(cast("Any", value), target), seconds=seconds)

@@ -16,7 +16,7 @@ from ..telemetry import metrics, names, spans
 from ..telemetry.metrics import CounterSource, Reading, series
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.collectors import Collector
-from ..telemetry.profiling.timeline import DeviceSlice
+from ..telemetry.profiling.records import DeviceSlice
 from .compile_thread import CompileThread
 from .enqueue_order import ENQUEUE_ORDER, has_collectives
 from .programs import (

@@ -12,7 +12,7 @@ import numpy as np
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.collectors import Collector
 from ..telemetry.profiling.durations import OutsideSeconds
-from ..telemetry.profiling.timeline import DeviceSlice, DeviceWorkKind
+from ..telemetry.profiling.records import DeviceSlice, DeviceWorkKind
 from .programs import Executable, are_ready, is_device_array, is_random_key, wait_until_ready
 from .untyped_jax import jax
 

@@ -12,7 +12,7 @@ from .._errors import DeviceError
 from .._machine import aligned_copy
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.collectors import Collector
-from ..telemetry.profiling.timeline import DeviceSlice
+from ..telemetry.profiling.records import DeviceSlice
 from .enqueue_order import reshard
 from .programs import is_device_array, not_on_device
 from .untyped_jax import jax

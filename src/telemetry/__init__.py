@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .profiling.records import (
         BodyPlace,
         Capacity,
+        DeviceSlice,
         FailureLook,
         ItemLook,
         NodeWork,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
         StuckLoop,
     )
     from .profiling.sums import CriticalPath, NodeProfile
-    from .profiling.timeline import DepthPoint, DeviceSlice, Slice, Timeline
+    from .profiling.timeline import DepthPoint, Slice, Timeline
     from .profiling.verdict import Prediction
     from .spans import continue_trace, continued
 else:
@@ -45,10 +46,10 @@ else:
             "..studio.live.server": "expose",
             ".profiling.sums": "NodeProfile CriticalPath",
             ".profiling.recording": "Profile profile",
-            ".profiling.records": "BodyPlace Capacity FailureLook ItemLook NodeWork ScopeSnapshot StepContents "
-            "StepSnapshot StuckLoop",
+            ".profiling.records": "BodyPlace Capacity DeviceSlice FailureLook ItemLook NodeWork ScopeSnapshot "
+            "StepContents StepSnapshot StuckLoop",
             ".profiling.monitor": "Monitor Snapshot snapshot",
-            ".profiling.timeline": "DepthPoint DeviceSlice Slice Timeline",
+            ".profiling.timeline": "DepthPoint Slice Timeline",
             ".profiling.limits": "Verdict",
             ".profiling.verdict": "Prediction",
         },

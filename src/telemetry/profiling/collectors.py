@@ -6,8 +6,7 @@ from weakref import WeakSet
 
 if TYPE_CHECKING:
     from ..counters import SavedSnapshots
-    from .records import Execution, Host, ProfiledScope, ProfiledStream
-    from .timeline import DeviceSlice
+    from .records import DeviceSlice, Execution, Host, ProfiledScope, ProfiledStream
 
 
 P = ParamSpec("P")

@@ -456,3 +456,36 @@ class Host(Protocol):
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop; None before the first use of the Engine."""
         ...
+
+
+# The computation of a batch or a call; the compilation of a program; the transfer of arrays to a device, or from it.
+DeviceWorkKind: TypeAlias = Literal["compute", "compile", "to device", "from device"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSlice:
+    """One piece of work of a device, or of the compiler.
+
+    Attributes:
+        kind: "compute" for a batch or a call, "compile" for a program, "to device" or "from device" for arrays.
+        device: the name of the device or mesh; for a compilation, the device that the program is for.
+        node: the name of the node; for a region that became one program, the names of all its nodes.
+        began_seconds: when it began, since the begin of the profile; negative if it began before the profile.
+        ended_seconds: when it ended, since the begin of the profile.
+        items: for how many items the work was done; 0 if for no item in particular.
+        rows: how many rows the batch has, including padding; 0 for other work than a batch.
+        padding_share: the share of padding in the elements of the batch's arrays: 0 to 1.
+        frames: a number for each of the items, as in `Slice.frame`; for a large batch, only for the first items.
+        again: for the compilation of a further program of a node, the causes, such as "shape of x", each with a remedy.
+    """
+
+    kind: DeviceWorkKind
+    device: str
+    node: str
+    began_seconds: float
+    ended_seconds: float
+    items: int = 0
+    rows: int = 0
+    padding_share: float = 0.0
+    frames: tuple[int, ...] = ()
+    again: tuple[tuple[str, str], ...] = ()

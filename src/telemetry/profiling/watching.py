@@ -18,9 +18,8 @@ from weakref import ReferenceType, WeakSet, ref
 
 from ..counters import SavedSnapshots
 from . import collectors
-from .records import Host, ProfiledScope, ProfiledStream, ScopeSnapshot, StepSnapshot, StuckLoop
+from .records import DeviceSlice, Host, ProfiledScope, ProfiledStream, ScopeSnapshot, StepSnapshot, StuckLoop
 from .sums import EVENT_LOOP, Evidence, GilUse, Holder, ReaderSum, Sums, WindowSum
-from .timeline import DeviceSlice
 
 T = TypeVar("T")
 
