@@ -568,12 +568,12 @@ def _unpack(call: WorkerCall, body: memoryview, buffers: list[process_messages.M
     target = call.request.target
     try:
         succeeded, value, seconds = process_messages.decode(body, buffers)
-        if succeeded and isinstance(value, list) and "batch_size" in call.request.item:
-            return _Outcome(call, process_messages.decode_results(cast("list[object]", value), target), seconds=seconds)
     except MemoryError as error:
         return _Outcome(call, error=error)
     except BaseException as error:  # noqa: BLE001 - constructors are the result's own code and may raise anything
         return _Outcome(call, error=process_messages.unbuilt(target, error))
-    if succeeded:
-        return _Outcome(call, value, seconds=seconds)
-    return _Outcome(call, error=process_messages.raised_there(cast("Any", value), target), seconds=seconds)
+    if not succeeded:
+        return _Outcome(call, error=process_messages.raised_there(value, target), seconds=seconds)
+    if "batch_size" in call.request.item and isinstance(value, list):
+        value = process_messages.decode_results(cast("list[object]", value), target)
+    return _Outcome(call, value, seconds=seconds)
