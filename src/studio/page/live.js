@@ -1,6 +1,6 @@
 "use strict";
 
-// The live page. It asks once a second for what is newer than it has; whatever comes is shown as text, never as HTML.
+// The live page. Once a second, the page asks for newer data. All data is shown as text, never as HTML.
 (() => {
   const LOOKS = 300, ANNOUNCE_MS = 10_000, LINE = 15, SPARK = 16, EACH = 5;
   const at = (id) => document.getElementById(id);
@@ -54,8 +54,8 @@
     }
   };
 
-  // Keep the elements of `items`, by their keys, as the children of a parent; those that exist are used again, so that
-  // the keyboard's focus and a selection stay.
+  // Keep the elements of `items`, by their keys, as the children of a parent. Elements that exist are used again, so
+  // that the keyboard's focus and a selection stay.
   const keep = (parent, items, key, build, update) => {
     const existing = new Map([...parent.children].map((child) => [child.dataset.key, child]));
     let before = parent.firstElementChild;
@@ -109,7 +109,7 @@
       });
   };
 
-  // --- What comes ---
+  // --- New data ---
 
   const take = (found) => {
     state.newest = found.number;
@@ -146,7 +146,7 @@
     }
   };
 
-  // --- What is shown ---
+  // --- The shown data ---
 
   const present = () => state.processes.get(state.process);
   const graphOf = (process) => process && process.look && process.look.graphs.find((graph) => graph.id === state.graph);
@@ -259,7 +259,7 @@
     const name = graph ? graph.name : "";
     write(at("graph-title"), name || "Graph");
     const matches = (step) => !state.found || step.name.toLowerCase().includes(state.found);
-    // A box with other steps inside stands for these.
+    // A box with other steps inside stands for these steps.
     const box = state.picture && state.picture.boxes.get(state.step), keys = new Set([state.step, ...(box ? box.inside : [])]);
     const chosen = steps.find((step) => step.key === state.step) || (box && { name: box.box.querySelector("text").textContent });
     fill(at("steps"), `The steps of ${name}`, look ? look.columns : [], steps.map((step) => ({
@@ -359,7 +359,7 @@
     if (state.goes) go();
   };
 
-  // What a box with other steps inside shows: their sums, and the step that is nearest to a limit.
+  // A box with other steps inside shows their sums, and the step that is nearest to a limit.
   const sum = (steps) => {
     const worst = steps.reduce((one, other) => (other.limits - one.limits || other.share - one.share || other.sums[0] - one.sums[0]) > 0 ? other : one);
     const [flight, waiting, failed] = [0, 1, 2].map((nth) => steps.reduce((total, step) => total + step.sums[nth], 0).toLocaleString("en"));
@@ -417,7 +417,7 @@
     return points.join(" ");
   };
 
-  // --- What a person does ---
+  // --- Input of a person ---
 
   at("scope").addEventListener("change", () => {
     state.scope = at("scope").value;

@@ -11,7 +11,7 @@
   const status = document.getElementById("chosen");
   let colours = {}, width = 0, height = 0, gutter = 0, chosen = null, hovered = null, drawn = false;
 
-  // Times are nanoseconds since the profile began, each written as the time since the one before.
+  // Times are nanoseconds since the profile began, each written as the difference to the time before.
   let first = Infinity, last = -Infinity;
   for (const track of tracks) {
     let at = 0;
@@ -82,7 +82,7 @@
   const colourOf = (track) => (track.kind === "node" ? (track.limits ? colours.warm : colours.blue) : colours[track.kind]);
   const follows = (slice) => chosen !== null && slice.frames.includes(chosen);
 
-  // Slices of a track are in the order in which they began, so the visible ones begin after a known moment.
+  // Slices of a track are in the order in which they began, so the visible slices begin after a known moment.
   const visible = (track) => {
     let low = 0, high = track.slices.length;
     const from = view.begin - track.longest;
