@@ -66,7 +66,11 @@ def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Calla
                 process_messages.send(connection, process_messages.BEGUN)
             if flags & KILLS_WORKER:
                 os.kill(os.getpid(), signal.SIGKILL)
-            call = (large if flags & IN_CONNECTION else small).receive()
+            try:
+                call = (large if flags & IN_CONNECTION else small).receive()
+            except MemoryError as error:  # the rest of the message is still in the socket, so the worker ends
+                process_messages.send(connection, _failure(error, error, began))
+                break
             process_messages.send(connection, _answer(*call, set_up_once, began))
     except (EOFError, OSError):  # the engine's process is gone
         pass

@@ -19,6 +19,7 @@ from .chains import WATCHED, watched
 from .current import Handling, source
 from .execution import (
     LOST,
+    STOPPED,
     Around,
     Attempt,
     Bound,
@@ -635,7 +636,7 @@ class _Second(MemberTask):
     def cancel_if_in(self, frame: Frame) -> None:
         """Cancel the attempt of a frame that has ended."""
         if self.position.frame is frame:
-            self.lose()
+            cut_short(self, STOPPED)
 
     def lose(self) -> None:
         """Cancel the attempt; a call in a process goes on, and keeps its place."""

@@ -281,7 +281,7 @@ class DispatchThread(ThreadOwner, CounterSource):
             self.restarts += 1
             logs.warning("device.restarted", device=self._name, restarts=self.restarts, error=repr(cause))
             what = f"the thread of device {self._name} could not go on with this call: {cause!r}"
-            with suppress(Exception):  # the call of `failed` may be the one that has just raised
+            with suppress(BaseException):  # the call of `failed` may be the one that has just raised
                 job.failed(with_cause(ActorRestarted(what), cause))
 
 

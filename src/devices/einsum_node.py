@@ -1,7 +1,8 @@
 """`devices.einsum`: sums of products of arrays as nodes."""
 
 import inspect
-from collections.abc import Hashable
+import re
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -57,9 +58,36 @@ def einsum(subscripts: str, *operands: Any, device: Hashable = "auto") -> "jax.A
 @lru_cache(maxsize=1024)
 def _node(subscripts: str, operands: int, device: Hashable) -> DeviceNode[..., Any]:
     def sum_of_products(*arrays: Any) -> Any:
+        _check(subscripts, arrays)
         return jax.numpy.einsum(subscripts, *arrays)  # pyright: ignore[reportUnknownMemberType]
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(f"operand_{number + 1}", kind) for number in range(operands)]
     sum_of_products.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return device_node(name=f"einsum {subscripts}", device=device)(sum_of_products)
+    return device_node(name=f"einsum {_written_out(subscripts)}", device=device)(sum_of_products)
+
+
+def _written_out(subscripts: str) -> str:
+    """Return subscripts with their result, and without spaces. Snapshots know the node by this name."""
+    text = subscripts.replace(" ", "")
+    if "->" in text:
+        return text
+    indices = text.replace(",", "").replace("...", "")
+    once = sorted(index for index in indices if indices.count(index) == 1)
+    return f"{text}->{'...' if '...' in text else ''}{''.join(once)}"
+
+
+def _check(subscripts: str, arrays: Sequence[Any]) -> None:
+    """Refuse subscripts that JAX would read in another way."""
+    if wrong := re.search(r"[^A-Za-z,.>\s-]", subscripts):
+        raise ValueError(f"einsum {subscripts!r}: {wrong[0]!r} is no index: use letters")
+    for number, (term, array) in enumerate(
+        zip(_written_out(subscripts).partition("->")[0].split(","), arrays, strict=False)
+    ):
+        lengths: dict[str, int] = {}
+        for index, length in zip(term, array.shape, strict=False) if "." not in term else ():
+            if lengths.setdefault(index, length) != length:
+                raise ValueError(
+                    f"einsum {subscripts!r}: index {index!r} has the lengths {lengths[index]} and {length} in operand "
+                    f"{number + 1}"
+                )

@@ -354,6 +354,15 @@ class Checkpointer:
         """Compare the fingerprint of a source, such as its length and seed, with the one in the newest snapshot."""
         tell: Callable[[], dict[str, Any]] | None = getattr(source, "fingerprint", None)
         present: dict[str, Any] = {} if tell is None else tell()
+        try:
+            read = json.loads(json.dumps(present))
+        except (TypeError, ValueError):
+            read = None
+        if type(present) is not dict or read != present:
+            raise PlanError(
+                f"fingerprint() of source {name!r} returned {present!r:.200}, which changes on its way through JSON: "
+                "return a dict with texts as keys, of texts, numbers, True, False, None, lists and dicts"
+            )
         self._fingerprint["sources"][name] = present
         known: dict[str, Any] = {} if self._snapshot is None else self._snapshot.fingerprint.get("sources", {})
         if name not in known:

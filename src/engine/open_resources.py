@@ -9,7 +9,7 @@ from copy import copy
 from typing import Any, cast
 from weakref import WeakSet
 
-from .._errors import EngineClosedError, NodeCancelledError, add_note, copy_of
+from .._errors import EngineClosedError, NodeCancelledError, ResourceError, add_note, copy_of
 from ..actors.tasks import ContextTask, close_stream, uninterrupted
 from ..telemetry import logs
 from .options import ChosenScheduler
@@ -52,8 +52,13 @@ class Opening:
             yield await made if inspect.isawaitable(made) else made
             return
         generator = cast("AsyncGenerator[Any, None]", made)
-        async with asynccontextmanager(lambda: generator)() as value:
-            yield value
+        try:
+            async with asynccontextmanager(lambda: generator)() as value:
+                yield value
+        except RuntimeError as error:
+            if not str(error).startswith("generator didn't"):
+                raise
+            raise ResourceError(f"a @resource function must yield exactly once; {self.name!r}: {error}") from error
 
     @property
     def arguments(self) -> str:

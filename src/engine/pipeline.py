@@ -21,7 +21,7 @@ from .._errors import (
 from ..actors.accepted import TIMEOUT, check, refuse_awaitable
 from ..actors.current import calling_actor, enclosing_frame
 from ..actors.execution import Outcome, outcome_of
-from ..actors.frame import Frame, Listener
+from ..actors.frame import Frame, Listener, foreign_cancel
 from ..actors.node_actor import NodeActor
 from ..actors.stream_buffer import plain_error
 from ..actors.tasks import Condition, start_task, uninterrupted
@@ -604,6 +604,8 @@ def _asked(ask: Callable[..., T], *args: Any) -> T | Exception:
         return ask(*args)
     except Exception as error:  # noqa: BLE001 - this item fails, not the stream
         return error
+    except asyncio.CancelledError as error:  # from a future that the function has read: nothing is awaited here
+        return foreign_cancel(error)
 
 
 def _closed_error() -> EngineClosedError:

@@ -261,6 +261,7 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
             if node not in classes:
                 classes[node] = _annotated_classes(node)
             checked += _check_arguments(draft.name, step, node, classes[node], types)
+            _check_failover(draft.name, step, node, classes[node])
         types[step.source] = step.callee._result_annotation()
     return draft, PassReport("validate", checked, checked)
 
@@ -530,6 +531,30 @@ def _only_argument(step: Step) -> int | None:
         return None
     argument = step.args[0]
     return argument.source if isinstance(argument, Read) and not argument.path else None
+
+
+def _check_failover(graph: str, step: Step, node: Node[..., Any], classes: Mapping[str, type | None]) -> None:
+    """Refuse a failover whose annotated parameters or result differ from the annotations of its node."""
+    if node.policy.failover is None or node.policy.cache is not None or not step.bodies:
+        return
+    other = step.bodies[0].steps[-1].callee if step.bodies[0].steps else None
+    if not is_node(other) or other._runs_on._is_compiled:
+        return
+    theirs = {**_annotated_classes(other), "return": _result_class(other)}
+    classes = {**classes, "return": _result_class(node)}
+    for mine, yours in (*zip(node._positional, other._positional, strict=False), ("return", "return")):
+        one, another = classes.get(mine), theirs.get(yours)
+        if one is not None and another is not None and not _may_be(another, one):
+            what = "returns" if mine == "return" else f"takes {mine!r} as"
+            raise PlanError(
+                f"{step.location}: in graph {graph!r}, node {node.name!r} {what} {one.__name__}, but its failover "
+                f"{other.name!r} has {another.__name__} there; take a failover with the types of the node"
+            )
+
+
+def _result_class(node: Node[..., Any]) -> type | None:
+    hint = node._result_annotation()
+    return hint if _is_plain_class(hint) else None
 
 
 def _annotated_classes(node: Node[..., Any]) -> dict[str, type]:

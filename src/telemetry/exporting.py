@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from multiprocessing.util import Finalize, register_after_fork
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 # Closing the exporters at the exit of the interpreter, within a time limit.
 #
 # If the endpoint is down, the SDK's own exit handlers wait for all retries of each batch, up to half a minute for each
-# signal. So the exporters are closed in a thread, and the exit waits only `EXIT_SECONDS` for this thread. The thread is
-# started early, because Python starts no thread at exit.
+# signal. So each exporter is closed in a thread, and the exit waits only `EXIT_SECONDS` for these threads. The threads
+# are started early, because Python starts no thread at exit.
 
 # A full queue of the SDK, 2,048 spans, goes to a receiver on the same machine in 0.2 s by HTTP and in 0.4 s by gRPC.
 # There is time for one retry, which comes after a second.
@@ -33,41 +34,47 @@ EXIT_SECONDS = 3.0
 
 
 class _Closer:
-    """A thread that waits for the exit, and then calls functions, one after the other."""
+    """A thread that waits, and calls a function at the exit."""
 
-    def __init__(self, closes: Sequence[Callable[[], None]]) -> None:
-        self._closes = closes
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._close = close
         self.start()
 
     def start(self) -> None:
         """Start the thread; call this again in a forked process, which does not have the thread."""
-        self._told = threading.Event()
-        self._done = threading.Event()
+        self.told = threading.Event()
+        self.done = threading.Event()
         threading.Thread(target=self._run, name="penstock-telemetry-exit", daemon=True).start()
 
     def _run(self) -> None:
-        self._told.wait()
-        for close in self._closes:
-            close()
-        self._done.set()
-
-    def close(self) -> None:
-        """Have the functions called, and wait at most `EXIT_SECONDS` for their end."""
-        self._told.set()
-        if not self._done.wait(EXIT_SECONDS):
-            warning("telemetry.not_sent", waited_seconds=EXIT_SECONDS, remedy="is the receiver of OTLP running?")
+        self.told.wait()
+        self._close()
+        self.done.set()
 
 
 def close_at_exit(closes: Sequence[Callable[[], None]]) -> None:
-    """Call functions at the exit of the interpreter, in a thread; the exit waits at most `EXIT_SECONDS`."""
-    if not closes:
+    """Call functions at the exit of the interpreter, each in a thread; the exit waits at most `EXIT_SECONDS`."""
+    closers = [_Closer(close) for close in closes]
+    if not closers:
         return
-    closer = _Closer(closes)
-    atexit.register(closer.close)
-    os.register_at_fork(after_in_child=closer.start)
+
+    def go_on_in_child() -> None:
+        for closer in closers:
+            closer.start()
+
+    atexit.register(_close, closers)
+    os.register_at_fork(after_in_child=go_on_in_child)
     # Children that `multiprocessing` has forked end without `atexit`, and do not inherit the finalizers of their
     # parent.
-    register_after_fork(closer, lambda inherited: Finalize(None, inherited.close, exitpriority=-1))
+    register_after_fork(go_on_in_child, lambda _: Finalize(None, _close, [closers], exitpriority=-1))
+
+
+def _close(closers: Sequence[_Closer]) -> None:
+    for closer in closers:
+        closer.told.set()
+    give_up = monotonic() + EXIT_SECONDS
+    if not all(closer.done.wait(max(0.0, give_up - monotonic())) for closer in closers):
+        warning("telemetry.not_sent", waited_seconds=EXIT_SECONDS, remedy="is the receiver of OTLP running?")
 
 
 # Sends the spans and metrics of an application to a receiver of OTLP.

@@ -395,3 +395,19 @@ async def test_too_many_parameters_are_refused_when_the_graph_is_traced() -> Non
 async def test_what_is_no_node_is_refused() -> None:
     with pytest.raises(ps.OptionsError, match=r"failover='backup'.*another node"):
         primary.with_policy(failover="backup")  # type: ignore[call-overload]
+
+
+async def test_another_type_of_argument_is_refused() -> None:
+    @ps.node
+    async def takes_a_number(question: int) -> str:
+        return ""
+
+    await refused(primary.with_policy(failover=takes_a_number), r"takes 'question' as str, but .* has int")  # type: ignore[call-overload]
+
+
+async def test_another_type_of_result_is_refused() -> None:
+    @ps.node
+    async def number(question: str) -> int:
+        return 1
+
+    await refused(primary.with_policy(failover=number), "returns str, but its failover 'number' has int")  # type: ignore[call-overload]

@@ -1499,3 +1499,23 @@ async def test_profiles_and_statistics_show_what_snapshots_cost(tmp_path: Path) 
     shown = " ".join(str(profile).split())
     assert "snapshots 4 of sums," in shown
     assert "beside the pipeline each; for copies, steps waited" in shown
+
+
+@pytest.mark.parametrize("told", [{"files": {"a", "b"}}, {1: "one"}, ["a"], {"shape": (1, 2)}, {"rate": math.nan}])
+async def test_a_fingerprint_that_json_does_not_give_back_is_refused(tmp_path: Path, told: Any) -> None:
+    class Telling(Counted):
+        def fingerprint(self) -> Any:
+            return told
+
+        def __aiter__(self) -> Any:
+            return self
+
+        async def __anext__(self) -> float:
+            return 1.0
+
+    @ps.graph
+    async def graph(numbers: AsyncIterator[float]) -> AsyncIterator[float]:
+        return numbers >> summed
+
+    with pytest.raises(ps.PlanError, match=r"fingerprint\(\) of source 'numbers'.*changes on its way through JSON"):
+        await taken(graph(Telling()), ps.Checkpoint(tmp_path, every_records=2), 4)

@@ -303,6 +303,21 @@ def test_of_a_batch_that_can_never_be_full_it_says_why(virtual: VirtualTime) -> 
         await asyncio.sleep(0.005)
         return numbers
 
+    def of_step_before(places: int) -> telemetry.Verdict:
+        @ps.node(concurrency=places)
+        async def read(number: int) -> int:
+            await asyncio.sleep(0.01)
+            return number
+
+        job = read >> embed
+        return virtual.run(lambda: profile_of(engine.stream(job(number) for number in range(200)))).verdict
+
+    said = (
+        '; the batches of "embed" hold 32, and wait for more in vain, 15.0 ms each time: "read" gives it 8 in that time'
+    )
+    assert of_step_before(4).reason.endswith(said)
+    assert "in vain" not in str(of_step_before(16))
+
     async def deployed(places: int) -> telemetry.Profile:
         async with engine.deploy(ps.graph(embed), max_in_flight=places) as service:
             with telemetry.profile() as profile:

@@ -238,6 +238,8 @@ class _Reader(ast.NodeVisitor):
         base, _ = self.value(node.value), self.value(node.slice)
         if _is_ref(base):
             return base
+        if _is_tuple(base) and isinstance(key := getattr(node.slice, "value", None), int) and key < len(base):
+            return base[key]
         return Items([*_inside(base)]) if isinstance(node.slice, ast.Slice) else _join(_inside(base))
 
     def visit_Await(self, node: ast.Await) -> object:
@@ -282,9 +284,11 @@ class _Reader(ast.NodeVisitor):
         operands = [node.left, *node.comparators]
         refs = [operand for operand in operands if _is_ref(self.value(operand))]
         for operator, *pair in zip(node.ops, operands, node.comparators, strict=False):
-            for operand in pair:
-                if operand in refs and isinstance(operator, ast.Is | ast.IsNot):
-                    self.report_blind("`is`", operand, node, compared("value is other", "value", "other"))
+            is_in = isinstance(operator, ast.In | ast.NotIn)
+            for operand in pair[:1] if is_in else pair if isinstance(operator, ast.Is | ast.IsNot) else ():
+                if operand in refs:
+                    word = "in" if is_in else "is"
+                    self.report_blind(f"`{word}`", operand, node, compared(f"value {word} other", "value", "other"))
 
     def visit_Call(self, node: ast.Call) -> object:
         base, name = None, ""
@@ -306,6 +310,8 @@ class _Reader(ast.NodeVisitor):
             word = ast.unparse(node.func)
             remedy = compared(f"{word}(value{', ...' if len(arguments) > 1 else ''})")
             self.report_blind(f"`{word}`", node.args[0], node, remedy)
+        if callee is getattr and arguments and _is_ref(arguments[0]):
+            return arguments[0]
         if isinstance(node.func, ast.Attribute) and isinstance(base, Items):
             return self.method(node.func, base, [*arguments, *keywords.values()])
         elements = [*map(self.elements, arguments)]
@@ -335,7 +341,9 @@ class _Reader(ast.NodeVisitor):
             self.store(function.value, passed[-1])
         if base.is_dict and name in ("values", "items"):
             return Items([*base.values] if name == "values" else [(None, _join(base.values))])
-        return None
+        if name == "copy":
+            return Items([*base.values], is_dict=base.is_dict)
+        return _join(base.values) if name in ("pop", "popleft") and not base.is_dict else None
 
     def helper(self, node: ast.Call, function: object, arguments: list[object], keywords: dict[str, object]) -> object:
         """Return the result of a plain function of the same module, whose body runs while tracing; None if unknown.
@@ -352,7 +360,7 @@ class _Reader(ast.NodeVisitor):
             return None
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         given: dict[str, object] = {**dict.fromkeys(names), **dict(zip(names, arguments, strict=False)), **keywords}
-        call = function, *[(id(one), len(_inside(one))) for one in given.values()]
+        call = function, *map(_shape, given.values())
         if call not in self.results:
             before = len(self.touches)
             result = self.read_function(function, location, {**given})
@@ -456,11 +464,13 @@ class _Reader(ast.NodeVisitor):
         self.branches(node.body, node.orelse)
 
     def visit_For(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
-        if isinstance(node, ast.While):
-            self.value(node.test)
-        else:
-            self.bind(node.target, self.elements(self.value(node.iter)))
-        self.branches([], node.body)
+        items = None if isinstance(node, ast.While) else self.elements(self.value(node.iter))
+        for _ in range(2):  # the second time with the values that the body has left
+            if isinstance(node, ast.While):
+                self.value(node.test)
+            else:
+                self.bind(node.target, items)
+            self.branches([], node.body)
         self.block(node.orelse)
 
     visit_AsyncFor = visit_While = visit_For
@@ -526,6 +536,11 @@ def _flat(value: object) -> object:
     if _is_tuple(value):
         return tuple(map(_flat, value))
     return None if isinstance(value, Items) else value
+
+
+def _shape(value: object) -> object:
+    """Return a key for a value: containers by their items, other objects by identity."""
+    return tuple(map(_shape, _inside(value))) if isinstance(value, Items | tuple) else id(value)
 
 
 def _join(values: Sequence[object]) -> object:

@@ -8,7 +8,7 @@ from math import inf
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..counters import ActorStatistics, name_of
-from ..tables import Rendered, Table, figure_cells, figure_columns, significant
+from ..tables import Rendered, Table, figure_cells, figure_columns, milliseconds, significant
 from ..text import printable
 from .records import Bound
 from .sums import POOLS, Evidence, Group, Holder, Name, NodeSum, ReaderSum, Sums, TimeBreakdown, WindowSum
@@ -545,7 +545,7 @@ def _limit_of_places(evidence: Evidence, key: Hashable, group: Group) -> Limit:
         what = "its only place"
     if node.step.gathers and group.bound not in ("map_each", "max_in_flight"):
         what, verb = "what it may have at a time", "is"
-    reason = f"{what} {verb} busy for {group.utilisation:.0%} of the time{others}{waiting(node)}"
+    reason = f"{what} {verb} busy for {group.utilisation:.0%} of the time{others}{waiting(node)}{_starved(sums, node)}"
     kind: Kind = "pool" if group.is_pool else "places"
     found = Limit(group.utilisation, 3 if group.is_pool else 1, Verdict(name[1], reason, "", name[0], kind))
     if group.bound == "loop":
@@ -613,6 +613,22 @@ def _more_at_a_time(found: Limit, node: NodeSum, more: Option) -> Limit:
         told, text = replace(told, reason=f"{told.reason}; {why}"), "or max_wait_seconds=0 in its batch="
     found = _remedied(found._replace(verdict=told), text, (more,), step.holds / places)
     return found._replace(at_once=1 / (1 - waited))
+
+
+def _starved(sums: Sums, node: NodeSum) -> str:
+    """Return a text about a batch after this node that it cannot fill within the batch's wait; or an empty text."""
+    places = min((group.limit for group in sums.own_places(node)), default=0)
+    for reader in map(sums.nodes.get, [(node.name[0], consumer) for consumer in node.step.consumers]):
+        if reader is None or not reader.step.batch_wait_seconds or not node.mean_seconds:
+            continue
+        given = places * (1 + int(reader.step.batch_wait_seconds / node.mean_seconds))
+        if 0 < given < reader.step.batch_size:
+            waits = f"wait for more in vain, {milliseconds(reader.step.batch_wait_seconds)} each time"
+            return (
+                f'; the batches of "{reader.name[1]}" hold {reader.step.batch_size:,}, and {waits}: "{node.name[1]}" '
+                f"gives it {given:,} in that time"
+            )
+    return ""
 
 
 def waiting(node: NodeSum) -> str:

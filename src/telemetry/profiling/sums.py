@@ -391,11 +391,25 @@ class CriticalPath:
         return printable(f"{' → '.join(self.nodes)}: {milliseconds(self.seconds)} of each run of {self.graph}")
 
 
+def _consumers_first(nodes: Mapping[Name, NodeSum]) -> list[Name]:
+    order: dict[Name, None] = {}
+    for first in nodes:
+        stack = [(first, False)]
+        while stack:
+            name, is_done = stack.pop()
+            if is_done:
+                order[name] = None
+            elif name in nodes and name not in order:
+                stack.append((name, True))
+                stack += [((name[0], reader), False) for reader in nodes[name].step.consumers]
+    return list(order)
+
+
 def _critical_paths(nodes: dict[Name, NodeSum]) -> dict[str, CriticalPath]:
     seconds: dict[Name, float] = {}
     following: dict[Name, Name] = {}  # for each node, the next node on the longest path that begins there
     begins: dict[str, Name] = {}
-    for name in reversed(nodes):  # nodes of one graph are in topological order, so consumers come first
+    for name in _consumers_first(nodes):  # a profile may have seen two plans of one graph, in which the order differs
         graph, rest = name[0], 0.0
         for consumer in nodes[name].step.consumers:
             reader = graph, consumer
