@@ -70,3 +70,27 @@ async def test_malformed_subscripts_are_refused_with_the_node() -> None:
     with pytest.raises(ValueError, match="k") as no:
         await engine.run(wrong(np.ones((2, 3))))
     assert "einsum ij->ik" in "\n".join(no.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "name"), [("ij, jk", "ij,jk->ik"), ("ij, jk -> ki", "ij,jk->ki"), ("ii", "ii->")]
+)
+def test_snapshots_know_a_sum_by_its_written_out_subscripts(subscripts: str, name: str) -> None:
+    @ps.graph
+    async def summed(a: Any) -> Any:
+        return devices.einsum(subscripts, *[a] * (subscripts.count(",") + 1))
+
+    assert f"einsum {name}" in str(summed)
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "told"),
+    [("ii->i", "index 'i' has the lengths 1 and 5 in operand 1"), ("i?->i", r"'\?' is no index")],
+)
+async def test_subscripts_that_do_not_fit_are_refused(subscripts: str, told: str) -> None:
+    @ps.graph
+    async def diagonal(a: Any) -> Any:
+        return devices.einsum(subscripts, a)
+
+    with pytest.raises(ValueError, match=told):
+        await engine.run(diagonal(np.ones((1, 5), np.float32)))

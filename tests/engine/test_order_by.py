@@ -92,14 +92,16 @@ async def test_an_item_whose_key_fails_fails_alone(is_deployed: bool) -> None:
                 return []
             case 2:
                 return asked()
+            case 3:
+                raise asyncio.CancelledError  # as `result()` of a cancelled task does
         return "key"
 
-    calls = [waiting(number, 0) for number in range(4)]
+    calls = [waiting(number, 0) for number in range(5)]
     async with engine.deploy(waiting) as service:
         async with (service if is_deployed else engine).stream(calls, order_by=key) as results:
             outcomes = [outcome async for outcome in results.outcomes()]
         errors = [type(outcome.error) for outcome in outcomes]
-        assert errors == [LookupError, TypeError, TypeError, type(None)]
+        assert errors == [LookupError, TypeError, TypeError, ps.NodeCancelledError, type(None)]
         assert "while order_by= of a stream was asked for the key of a call of graph 'waiting'" in str(
             outcomes[0].error.__notes__  # type: ignore[union-attr]
         )

@@ -197,6 +197,18 @@ REFUSED = {
                 return q
         return None
     """,
+    "in an empty list": "return q if q in RESULTS else await fetch(q)  #! {COND}",
+    "is on an attribute by its name": "return q if getattr(q, 'size', 0) is None else await fetch(q)  #! {COND}",
+    "is on an item of a tuple": "return (await fetch(q), 3)[0] is None  #! {COND}",
+    "is on an item of a copy": "return [r for r in [await fetch(q)].copy() if r is None]  #! {COND}",
+    "is on the last item of a list": "return [await fetch(q)].pop() is None  #! {COND}",
+    "is on the value of the round before": """
+        seen = []
+        for name in SOURCES:
+            kept = [one for one in seen if one is None]  #! {COND}
+            seen.append(await fetch(q))
+        return kept
+    """,
     "isinstance": "if isinstance(q, str): return q  #! {COND}",
     "isinstance of an attribute": "return isinstance(q.a.b[0], str)  #! {COND}",
     "isinstance in a plain function": "return kind_of(q)",
