@@ -540,7 +540,7 @@ def _flat(value: object) -> object:
 
 def _shape(value: object) -> object:
     """Return a key for a value: containers by their items, other objects by identity."""
-    return tuple(map(_shape, _inside(value))) if isinstance(value, Items | tuple) else id(value)
+    return tuple(map(_shape, _inside(value))) if isinstance(value, Items) or _is_tuple(value) else id(value)
 
 
 def _join(values: Sequence[object]) -> object:
