@@ -89,11 +89,13 @@ class OwnScope(CallScope):
         super().__init__(runtime, asked)
         self.saving = saving
         self._options = options
+        self._plan: Plan | None = None
         self._scope: Scope | None = None
 
     def plan_of(self, call: Call[Any]) -> Plan:
-        """Return the present plan of the graph."""
-        return call.graph._planned(self._options)
+        """Return the plan of the graph at the begin of the call."""
+        self._plan = self._plan or call.graph._planned(self._options)
+        return self._plan
 
     async def admit(self, call: Call[Any], frame: RunningCall) -> tuple[Scope, Wired, int]:
         """Open the resources and start the stateful nodes of the graph."""
