@@ -177,20 +177,26 @@ async def late() -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
-    [(twice, "didn't stop"), (never, "didn't yield"), (late, "raised StopAsyncIteration")],
+    ("wrong", "error", "message"),
+    [
+        (twice, ps.ResourceError, "a @resource function must yield exactly once; 'twice': generator didn't stop"),
+        (never, ps.ResourceError, "a @resource function must yield exactly once; 'never': generator didn't yield"),
+        (late, RuntimeError, "raised StopAsyncIteration"),
+    ],
 )
-async def test_a_generator_that_yields_twice_or_never(wrong: ps.Resource[[], int], message: str) -> None:
+async def test_a_generator_that_yields_twice_or_never(
+    wrong: ps.Resource[[], int], error: type[Exception], message: str
+) -> None:
     use = ps.graph(wrong)
 
-    with pytest.raises((ps.ResourceError, RuntimeError), match=message):
+    with pytest.raises(error, match=message):
         await engine.run(use)
-    with pytest.raises((ps.ResourceError, RuntimeError), match=message):
+    with pytest.raises(error, match=message):
         await use()
-    with pytest.raises((ps.ResourceError, RuntimeError), match=message):
+    with pytest.raises(error, match=message):
         async with wrong.open():
             pass
-    with pytest.raises((ps.ResourceError, RuntimeError), match=message):
+    with pytest.raises(error, match=message):
         async with engine.Engine() as e:
             await e.run(use)
 
