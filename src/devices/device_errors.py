@@ -85,20 +85,28 @@ class Origins:
         else:
             self._results.pop(origin, None)
 
-    def cause_of(self, error: BaseException, inputs: Iterable[Any]) -> BaseException:
+    def cause_of(self, error: BaseException, inputs: Iterable[Any], *, has_ended: bool = True) -> BaseException:
         """Return the error of the computation that failed first; `error` itself if no input has failed.
 
         Args:
             error: the error of a computation.
             inputs: the arrays that the computation read.
+            has_ended: whether the computation had begun, and so ended with the error.
         """
+        pending = list[tuple[Any, Origin]]()
         for array in inputs if self._results else ():
             origin = self._origin_of(array)
             if origin is None:
                 continue
             if array.is_deleted():
                 origin.taken_over(error)
+            elif not is_ready(array):
+                pending.append((array, origin))
             elif (failure := _failure_of(array)) is not None:
+                return origin.cause_of(failure)
+        # A computation on another device may end with the error of its input a moment before that input is ready.
+        for array, origin in pending if has_ended else ():
+            if (failure := _failure_of(array)) is not None:
                 return origin.cause_of(failure)
         return error
 
@@ -122,8 +130,6 @@ class Origins:
 
 
 def _failure_of(array: Any) -> BaseException | None:
-    if not is_ready(array):
-        return None
     try:
         array.block_until_ready()
     except (RuntimeError, ValueError) as error:

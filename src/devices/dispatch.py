@@ -192,7 +192,7 @@ class DispatchThread(ThreadOwner, CounterSource):
                 raise copy_of(self._unusable)
             arrays = job.dispatch() if job.begin() else None
         except BaseException as error:  # noqa: BLE001 - every error is the caller's, not this thread's
-            job.failed(ORIGINS.cause_of(job.explained(error), job.inputs()))
+            job.failed(ORIGINS.cause_of(job.explained(error), job.inputs(), has_ended=False))
             return
         if arrays is None:
             return

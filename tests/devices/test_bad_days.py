@@ -13,7 +13,7 @@ import structlog
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices import dispatch
+from penstock.devices import device_errors, dispatch
 
 from .gates import Gate
 from .processes import run_program
@@ -301,6 +301,16 @@ async def test_an_error_in_the_third_of_five_nodes_names_the_third(device: str) 
             (note,) = results[0].__notes__
             assert note.startswith("in node 'third' of graph 'of', item ")
             assert float(results[1][0]) == 30
+
+
+async def test_an_error_that_arrives_a_moment_before_its_input_is_ready_names_the_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device_errors, "is_ready", lambda array: False)
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        await engine.run(five_nodes("cpu:1")(np.full(LARGE, -5, np.float32)))
+    (note,) = caught.value.__notes__
+    assert note.startswith("in node 'third' of graph 'of', item ")
 
 
 async def test_the_policy_of_a_node_sees_its_asynchronous_error() -> None:
