@@ -19,6 +19,7 @@ from .tasks import no_item
 if TYPE_CHECKING:
     from .frame import Frame
     from .node_actor import NodeActor
+    from .worker import Worker
 
 
 # The names of functions in asyncio and anyio that start a task, or a thread in a copy of the context. A handler that
@@ -203,9 +204,12 @@ class Position:
             calls.
         task: the task of the worker, while it runs. A task that a handler has started cannot rely on this position:
             the position says where the worker is now, not where it was when that task was started.
+        inner: the worker that runs the body of the present handler in the same task; None without such a body.
     """
 
-    __slots__ = ("actor", "attempt", "attempt_deadline", "calls", "frame", "task", "timeout", "waited_seconds")
+    __slots__ = (
+        "actor", "attempt", "attempt_deadline", "calls", "frame", "inner", "task", "timeout", "waited_seconds",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.frame: Frame | None = None
@@ -216,6 +220,7 @@ class Position:
         self.timeout: asyncio.Timeout | None = None
         self.calls: Any = None
         self.task: asyncio.Task[Any] | None = None
+        self.inner: Worker | None = None
 
     @property
     def is_own(self) -> bool:

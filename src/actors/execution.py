@@ -108,6 +108,9 @@ GENERAL: Final = 1 << 62
 STOPPED: Final = "penstock: the item or the stream has ended"
 RESTARTED: Final = "penstock: the instance is restarted"
 LOST: Final = "penstock: the other attempt has a result"  # work that cannot be interrupted may go on
+# The task runs a handler of a body inside of another handler. Both are cut short, by the one cancellation that the
+# inner handler unwinds from now.
+PASSED_ON: Final = "penstock: the handler around the body is cut short as well"
 
 
 def cut_short(member: "Member", reason: str) -> None:
@@ -117,15 +120,24 @@ def cut_short(member: "Member", reason: str) -> None:
         member: the member whose task runs the handler; its `cut` gets the reason.
         reason: STOPPED, which replaces an earlier reason, or a reason to end only the present attempt.
     """
-    timeout = member.position.timeout
     if member.task is None:
         return
-    if member.cut is None and (timeout is None or not timeout.expired()):
-        member.task.cancel(reason)
-        if timeout is not None:
+    if member.cut is None and not _has_timed_out(member.position):
+        inner = member.position.inner
+        while inner is not None and inner.cut is None and not _has_timed_out(inner):
+            inner = inner.inner
+        if inner is not None:
+            inner.cut = PASSED_ON
+        else:
+            member.task.cancel(reason)
+        if (timeout := member.position.timeout) is not None:
             timeout.reschedule(None)
-    if member.cut is None or reason is STOPPED:
+    if member.cut is None or (reason is STOPPED and member.cut is not PASSED_ON):
         member.cut = reason
+
+
+def _has_timed_out(position: "Position") -> bool:
+    return position.timeout is not None and position.timeout.expired()
 
 
 def undo_cut(member: "Member", undisturbed: int) -> bool:
@@ -137,8 +149,8 @@ def undo_cut(member: "Member", undisturbed: int) -> bool:
     """
     task = member.task
     assert task is not None
-    if member.cut is not None and task.cancelling() > undisturbed:  # unless the handler has called uncancel() itself
-        task.uncancel()
+    if member.cut is not None and member.cut is not PASSED_ON and task.cancelling() > undisturbed:
+        task.uncancel()  # unless the handler has called it itself
     member.cut = None
     return task.cancelling() > undisturbed
 

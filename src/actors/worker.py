@@ -69,7 +69,7 @@ class Worker(current.Position):
 
     def __init__(self, group: "WorkerGroup", *, nested: bool = False) -> None:
         # `Position.__init__` written out.
-        self.frame = self.actor = self.attempt_deadline = self.timeout = self.calls = None
+        self.frame = self.actor = self.attempt_deadline = self.timeout = self.calls = self.inner = None
         self.attempt = 1
         self.waited_seconds = 0.0
         self.task = asyncio.current_task() if nested else None

@@ -206,7 +206,9 @@ class _Bodies(Listener):
         worker = Worker(self._group, nested=True)
         # The worker of the body uses up the budget of the worker around it. A body that never suspends is short, but
         # many such bodies must not keep the event loop from other tasks.
-        worker.budget = 0 if around is None else around.budget
+        worker.budget = 0
+        if around is not None:
+            worker.budget, around.inner = around.budget, worker
         token = current.source.set(worker.position)
         self._parent.body_begun(self.stop)
         try:
@@ -219,7 +221,7 @@ class _Bodies(Listener):
                 raise
         finally:
             if around is not None:
-                around.budget = worker.budget
+                around.budget, around.inner = worker.budget, None
             self._parent.body_ended(self.stop)
             current.source.reset(token)
             await self._unwound()

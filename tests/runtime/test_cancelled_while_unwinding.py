@@ -7,7 +7,7 @@ its time passes only when no task can run.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import pytest
@@ -178,6 +178,64 @@ def test_a_first_attempt_that_has_lost_unwinds_once(timeout_seconds: float | Non
 
     assert testing.run_virtual(main) == pytest.approx(UNWINDING_SECONDS + (timeout_seconds or 2), abs=0.01)
     assert said == ["began", "began", "unwound"]
+
+
+@ps.node
+async def unwinds(said: list[str]) -> int:
+    await unwind(said)
+    return 0
+
+
+@ps.node(timeout_seconds=1)
+async def unwinds_after_its_timeout(said: list[str]) -> int:
+    await unwind(said)
+    return 0
+
+
+@ps.node
+async def fails_after_a_second(said: list[str]) -> int:
+    await asyncio.sleep(1)
+    raise Broken
+
+
+@ps.graph
+async def beside_a_failure(said: list[str]) -> tuple[int, int]:
+    return await unwinds(said), await fails_after_a_second(said)
+
+
+@ps.graph
+async def failure_in_a_body(said: list[str]) -> list[object]:
+    return await ps.map_each(beside_a_failure, [said])
+
+
+@ps.graph
+async def failure_in_a_body_of_a_body(said: list[str]) -> list[object]:
+    return await ps.map_each(failure_in_a_body, [said])
+
+
+@ps.graph
+async def timeout_in_a_body(said: list[str]) -> list[int]:
+    return await ps.map_each(unwinds_after_its_timeout, [said])
+
+
+@pytest.mark.parametrize(
+    "of", [failure_in_a_body, failure_in_a_body_of_a_body, timeout_in_a_body], ids=lambda of: of.name
+)
+def test_a_handler_of_a_body_unwinds_once_if_its_caller_leaves_meanwhile(of: Any) -> None:
+    said: list[str] = []
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with anyio.move_on_after(5):
+            await engine.run(of(said))
+        with anyio.move_on_after(1) as scope:  # the task takes cancellations as before
+            await asyncio.sleep(2)
+        assert scope.cancelled_caught
+        return loop.time() - began
+
+    assert testing.run_virtual(main) == pytest.approx(1 + UNWINDING_SECONDS + 1)
+    assert said == ["unwound"]
 
 
 class Broken(Exception):
