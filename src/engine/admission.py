@@ -108,6 +108,7 @@ class Admission:
         self._in_flight = 0
         # The future of each waiting call is resolved with True when the call gets a place, with False at the end.
         self._waiting: PriorityFifo[asyncio.Future[bool]] = PriorityFifo()
+        self._aside: set[asyncio.Future[bool]] = set()  # waiting items of streams, which `max_queue` does not count
         self._end_error: Callable[[], PenstockError] | None = None
         self._admitted: int = 0
         self._refused: int = 0
@@ -213,7 +214,7 @@ class Admission:
 
     def _has_room(self, share: "Share | None") -> bool:
         """Whether a further call may wait."""
-        return self._max_queue is None or self._waiting.count < self._max_queue
+        return self._max_queue is None or self._waiting.count - len(self._aside) < self._max_queue
 
     def _refusal(self, share: "Share | None", graph: str) -> PenstockError:
         """Return the error of a call that gets no place, and count the call as refused."""
@@ -229,10 +230,13 @@ class Admission:
     def _stand_in_line(self, share: "Share | None", priority: int, *, is_aside: bool = False) -> "asyncio.Future[bool]":
         waiter: asyncio.Future[bool] = self._loop.create_future()
         self._waiting.push(waiter, priority)
+        if is_aside:
+            self._aside.add(waiter)
         return waiter
 
     def _withdraw(self, share: "Share | None", waiter: "asyncio.Future[bool]", priority: int) -> None:
         self._waiting.discard(waiter, priority)
+        self._aside.discard(waiter)
 
     def _give_back(self, share: "Share | None", now: float) -> None:
         self._pass_on(now)
@@ -274,6 +278,7 @@ class Admission:
     def _pass_on(self, now: float) -> None:
         while self._waiting.count:
             waiter = self._waiting.pop()
+            self._aside.discard(waiter)
             if not waiter.done():  # not cancelled a moment ago
                 self._admitted += 1  # the call takes over the place at once, so all places stay taken
                 self._full_left = self._max_in_flight
@@ -463,7 +468,6 @@ class FairAdmission(Admission):
         self._active_weight = 0.0  # the sum of the weights of the keys with calls
         self._longest_queue = sys.maxsize if max_queue is None else max_queue
         self._queued = 0
-        self._aside: set[asyncio.Future[bool]] = set()  # waiting items of streams, which `max_queue` does not count
         # The keys whose calls wait only for a place, each with a lower bound of its level. Between two changes of a
         # key, its level can only grow, and only with calls in flight. So the lowest level is found by looking at the
         # first entry again. A key that has changed gets a new entry, and its `turn` says which entry is valid. A scan

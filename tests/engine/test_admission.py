@@ -97,7 +97,11 @@ class AdmissionMachine(RuleBasedStateMachine):
     async def call(self, caller: Caller) -> None:
         if self.in_flight < self.max_in_flight:
             self.model_take(caller)
-        elif self.max_queue is not None and len(self.line) >= self.max_queue and not caller.patient:
+        elif (
+            self.max_queue is not None
+            and sum(not one.patient for one in self.line) >= self.max_queue
+            and not caller.patient
+        ):
             caller.state = "refused"
             self.refused += 1
         else:

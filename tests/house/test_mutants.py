@@ -263,7 +263,7 @@ MORE_MUTANTS = [
     ),
     Mutant(
         "no more calls wait than may",
-        "engine/admission.py", "self._waiting.count < self._max_queue", "self._waiting.count <= self._max_queue",
+        "engine/admission.py", "len(self._aside) < self._max_queue", "len(self._aside) <= self._max_queue",
         "tests/engine/test_options.py::test_max_queue_and_priority_decide_who_waits_for_a_place",
     ),
     Mutant(
