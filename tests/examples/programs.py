@@ -17,7 +17,7 @@ import pytest
 CTRL_C = "\x03"  # the terminal sends SIGINT to every process of the program, as a person does
 # A program that a shell starts in the background ignores SIGINT, and so do its children, without this statement.
 HEAR_CTRL_C = "signal.signal(signal.SIGINT, signal.SIG_DFL)"
-PATIENCE_SECONDS = 40  # far below the test's timeout, so that a failure shows the output
+PATIENCE_SECONDS = 120  # far below the test's timeout, so that a failure shows the output
 
 
 def command(program: Path, arguments: tuple[str | Path, ...], before: str) -> list[str | Path]:
