@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.house.counting import tree_of
-from tests.house.test_import_directions import SOURCE, import_statements, part_of
+from tests.house.test_import_directions import SOURCE, imports_of, part_of
 
 # The parts of the package that could also be separate packages.
 FLOORS = ("_cli", "advice", "asgi", "cluster", "consume", "data", "serving", "studio", "testing")
@@ -42,36 +42,6 @@ HELPERS = {
 
 # Attributes that are public although they begin with an underscore.
 NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
-
-
-def is_module(source: Path, name: str) -> bool:
-    path = source.joinpath(*name.split("."))
-    return path.is_dir() or path.with_suffix(".py").exists()
-
-
-def imported_names(path: Path, source: Path) -> Iterator[tuple[str, str]]:
-    """Yields the imports of a file from the package: a module, and a name in it, "" for the whole module."""
-    for names in imports_of(path, source):
-        yield from names
-
-
-def imports_of(path: Path, source: Path) -> Iterator[list[tuple[str, str]]]:
-    """Yields, for each import statement of a file, the modules and names that it imports from the package."""
-    package = path.relative_to(source).parts[:-1]
-    for statement in import_statements(tree_of(path), for_checkers=True):
-        if isinstance(statement, ast.Import):
-            names = [alias.name.split(".") for alias in statement.names]
-            yield [(".".join(inside), "") for first, *inside in names if first == "penstock"]
-            continue
-        first, *rest = (statement.module or "").split(".")
-        if statement.level:
-            base = ".".join(filter(None, [*package[: len(package) - statement.level + 1], first, *rest]))
-        elif first == "penstock":
-            base = ".".join(rest)
-        else:
-            continue
-        modules = {alias.name: f"{base}.{alias.name}" if base else alias.name for alias in statement.names}
-        yield [(inside, "") if is_module(source, inside) else (base, name) for name, inside in modules.items()]
 
 
 def is_public(module: str, name: str) -> bool:
@@ -113,7 +83,8 @@ def lacking(floor: str, source: Path = SOURCE) -> dict[str, set[str]]:
     for path in files_of(floor, source):
         names = {
             f"{module}.{name}".strip(".")
-            for module, name in imported_names(path, source)
+            for one in imports_of(path, source)
+            for module, name in one
             if module.partition(".")[0] != floor and module not in HELPERS and not is_public(module, name)
             if path.name != "__init__.py" or not is_public(floor, name)  # which re-exports its own public names
         }
@@ -187,14 +158,12 @@ def test_a_floor_stands_on_public_names(floor: str) -> None:
     ],
 )  # fmt: skip
 def test_a_private_name_is_seen(tmp_path: Path, text: str, expected: set[str]) -> None:
-    for file in ("engine/graph.py", "engine/node.py", "actors/frame.py", "actors/accepted.py", "data/other.py"):
+    for file in (
+        "engine/graph.py", "engine/node.py", "actors/frame.py", "actors/accepted.py", "data/other.py", "_errors.py",
+        "asgi.py", "telemetry/logs.py", "telemetry/names.py", "devices/__init__.py",
+    ):  # fmt: skip
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("")
-    for file in ("_errors.py", "asgi.py", "telemetry/logs.py", "telemetry/names.py"):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text("")
-    for folder in ("devices",):
-        (tmp_path / folder).mkdir()
     (tmp_path / "data/one.py").write_text(text)
     assert lacking("data", tmp_path) == ({"data/one.py": expected} if expected else {})
 

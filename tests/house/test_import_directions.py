@@ -69,36 +69,52 @@ def part_of(module: tuple[str, ...]) -> str:
     return module[0] if module else "__init__"
 
 
-def imported_modules(
-    path: Path, source: Path = SOURCE, *, for_checkers: bool = True
-) -> Iterator[tuple[str, ...] | str]:
-    """Yields each import of a file: a path from the package's root for our own modules, else the full name.
+def imports_of(path: Path, source: Path = SOURCE, *, for_checkers: bool = True) -> Iterator[list[tuple[str, str]]]:
+    """Yields, for each import statement of a file, the modules of the package that it imports.
+
+    Each module comes with the name that is imported from it, "" for the whole module.
 
     Args:
         path: the file.
         source: the root of the package.
         for_checkers: whether imports count that only type checkers see.
     """
-    inside = path.relative_to(source).with_suffix("").parts
-    package = inside[:-1]
+    package = path.relative_to(source).parts[:-1]
     for statement in import_statements(tree_of(path), for_checkers=for_checkers):
         if isinstance(statement, ast.Import):
-            for alias in statement.names:
-                yield ours_or_outside(alias.name)
+            names = [alias.name.split(".") for alias in statement.names]
+            yield [(".".join(inside), "") for first, *inside in names if first == "penstock"]
             continue
-        if statement.level == 0:
-            found = ours_or_outside(statement.module or "")
-            if isinstance(found, str):
-                yield found
-                continue
-            base = () if found == ("__init__",) else found
+        first, *rest = (statement.module or "").split(".")
+        if statement.level:
+            base = ".".join(filter(None, [*package[: len(package) - statement.level + 1], first, *rest]))
+        elif first == "penstock":
+            base = ".".join(rest)
         else:
-            base = package[: len(package) - statement.level + 1] + tuple((statement.module or "").split("."))
-            base = tuple(name for name in base if name)
-        for alias in statement.names:  # a name is a module, or a name in a module
-            module = (*base, alias.name)
-            is_module = source.joinpath(*module).is_dir() or source.joinpath(*module).with_suffix(".py").exists()
-            yield module if is_module else base or ("__init__",)
+            continue
+        modules = {alias.name: f"{base}.{alias.name}" if base else alias.name for alias in statement.names}
+        yield [(inside, "") if is_module(source, inside) else (base, name) for name, inside in modules.items()]
+
+
+def is_module(source: Path, name: str) -> bool:
+    path = source.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").exists()
+
+
+def modules_of(path: Path, source: Path = SOURCE, *, for_checkers: bool = True) -> set[str]:
+    """Returns the modules of the package that a file imports."""
+    return {module for names in imports_of(path, source, for_checkers=for_checkers) for module, _ in names}
+
+
+def packages_of(path: Path) -> set[str]:
+    """Returns the other packages that a file imports."""
+    names: list[str] = []
+    for statement in import_statements(tree_of(path), for_checkers=True):
+        if isinstance(statement, ast.Import):
+            names += [alias.name for alias in statement.names]
+        elif not statement.level:
+            names.append(statement.module or "")
+    return {name.partition(".")[0] for name in names} - {"penstock"}
 
 
 def import_statements(tree: ast.AST, *, for_checkers: bool) -> Iterator[ast.Import | ast.ImportFrom]:
@@ -112,24 +128,14 @@ def import_statements(tree: ast.AST, *, for_checkers: bool) -> Iterator[ast.Impo
         yield from import_statements(child, for_checkers=for_checkers)
 
 
-def ours_or_outside(name: str) -> tuple[str, ...] | str:
-    first, *rest = name.split(".")
-    return (tuple(rest) or ("__init__",)) if first == "penstock" else first
-
-
 def violations(path: Path, source: Path = SOURCE) -> list[str]:
     """Names the imports of a file that its part of the package may not have."""
     part = part_of(path.relative_to(source).with_suffix("").parts)
     if part not in MAY_IMPORT:
         return [f"{part} is not in MAY_IMPORT"]
-    found: list[str] = []
-    for module in imported_modules(path, source):
-        if isinstance(module, str):
-            if module not in STANDARD | DEPENDENCIES | EXTRAS.get(part, set()):
-                found.append(f"{part} imports {module}")
-        elif part_of(module) not in MAY_IMPORT[part] | {part}:
-            found.append(f"{part} imports {part_of(module)}")
-    return found
+    inside = {module.partition(".")[0] or "__init__" for module in modules_of(path, source)} - MAY_IMPORT[part] - {part}
+    outside = packages_of(path) - STANDARD - DEPENDENCIES - EXTRAS.get(part, set())
+    return [f"{part} imports {name}" for name in sorted(inside | outside)]
 
 
 def test_imports_go_one_way() -> None:
