@@ -197,3 +197,13 @@ def model(
 
     make: Any = ps.node(**policy)
     return make(Model)()
+
+
+def actor(loop: Callable[[Any], Awaitable[None]], base: type[Any] = ps.Actor, **policy: Any) -> Any:
+    """Returns an actor whose loop is this function of its inbox; the actor has the name of the function."""
+
+    async def run(self: object, inbox: Any, /) -> None:
+        await loop(inbox)
+
+    make: Any = ps.node(**policy)
+    return make(type(loop.__name__, (base,), {"loop": run}))()

@@ -1,10 +1,11 @@
 """Results that a node keeps: their scope, their lifetime, and one computation at a time for all equal calls."""
 
 import asyncio
+import random
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
-from contextvars import Context
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import virtual
+from tests.kit import Gate, slow_to_leave, virtual
 
 KEPT = ps.Cache(max_bytes=1_000_000)
 
@@ -34,8 +35,10 @@ class Calls(Counter[Any]):
         return compute
 
 
-# Bytes that an entry counts besides its result.
-BESIDE = 300 + sum(map(sys.getsizeof, [(None, None), "a"]))
+def beside(argument: object) -> int:
+    """Returns the bytes that an entry counts besides its result."""
+    key = [argument] if isinstance(argument, str) else [(int, argument), argument]
+    return 300 + sum(map(sys.getsizeof, [(None, None), *key]))
 
 
 def counts_of(service: engine.Service[Any, Any]) -> tuple[int, int, int, int]:
@@ -57,14 +60,10 @@ async def test_equal_calls_of_an_engine_get_the_result_that_is_kept() -> None:
             assert await service.run(ask("a")) == "of a"
             assert await service.run(ask("b")) == "of b"
             assert counts_of(service) == (1, 1, 0, 0)
-            assert cache_of(service).bytes_held == 2 * (BESIDE + sys.getsizeof("of a"))
+            assert cache_of(service).bytes_held == 2 * (beside("a") + sys.getsizeof("of a"))
         assert calls == {"'a'": 1, "'b'": 1}
         await other.run(ask("a"))
     assert calls["'a'"] == 2
-
-
-async def test_off_by_default() -> None:
-    assert ps.node(asyncio.sleep).policy.cache is None
 
 
 async def test_a_hundred_equal_calls_at_once_run_once() -> None:
@@ -81,23 +80,9 @@ async def test_the_types_of_arguments_are_part_of_the_key() -> None:
     calls = Calls()
     ask = ps.graph(calls.node())
     values = [
-        complex(-1, 0.0),
-        complex(-1, -0.0),
-        1,
-        True,
-        1.0,
-        "1",
-        b"1",
-        None,
-        0,
-        0.0,
-        -0.0,
-        (),
-        (1,),
-        (True,),
-        ((1,),),
+        1, True, 1.0, complex(-1, 0.0), complex(-1, -0.0), 0, 0.0, -0.0, "1", b"1", None, (), (1,), (True,), ((1,),),
         (1, None),
-    ]
+    ]  # fmt: skip
     async with engine.Engine() as e:
         for _ in range(2):
             for value in values:
@@ -122,50 +107,16 @@ async def test_other_arguments_need_a_key() -> None:
         assert await e.run(keyed(Question("b", 2))) != first
 
 
-async def test_a_key_that_is_not_hashable_is_named() -> None:
-    with pytest.raises(TypeError, match=r"key= of the cache of node 'compute' returned \[\], which is not hashable"):
-        await engine.run(ps.graph(Calls().node(ps.Cache(max_bytes=1000, key=lambda value: [])))(1))
-
-
-async def test_a_key_that_would_have_to_be_awaited_is_refused() -> None:
-    with pytest.raises(TypeError, match="a key is what a plain function returns"):
-        await engine.run(ps.graph(Calls().node(ps.Cache(max_bytes=1000, key=lambda value: asyncio.sleep(0))))(1))
-
-
-def test_a_result_is_kept_for_its_time() -> None:
-    calls = Calls()
-    ask = ps.graph(calls.node(ps.Cache(max_bytes=1000, ttl_seconds=10)))
-
-    async def main() -> None:
-        async with engine.Engine() as e:
-            for seconds in (0, 9.9, 0.2, 5):
-                await asyncio.sleep(seconds)
-                await e.run(ask("a"))
-
-    testing.run_virtual(main)
-    assert calls["'a'"] == 2
-
-
-async def test_what_was_not_used_for_longest_goes_first() -> None:
-    calls = Calls()
-    room = 3 * (BESIDE + sys.getsizeof("of a"))
-    ask = ps.graph(calls.node(ps.Cache(max_bytes=room)))
-    async with engine.deploy(ask) as service:
-        for value in ("a", "b", "c", "a", "d", "a", "b"):
-            await service.run(ask(value))
-        assert counts_of(service) == (2, 5, 0, 2)
-        assert cache_of(service).bytes_held == room
-    assert calls == {"'a'": 1, "'b'": 2, "'c'": 1, "'d'": 1}
-
-
-async def test_a_result_larger_than_the_cache_is_not_kept() -> None:
-    calls = Calls()
-    ask = ps.graph(calls.node(ps.Cache(max_bytes=BESIDE + sys.getsizeof("of a"))))
-    async with engine.deploy(ask) as service:
-        for value in ("a", "a long one", "a", "a long one"):
-            await service.run(ask(value))
-        assert cache_of(service).evicted == 0
-    assert calls == {"'a'": 1, "'a long one'": 2}
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (lambda value: [], r"key= of the cache of node 'compute' returned \[\], which is not hashable"),
+        (lambda value: asyncio.sleep(0), "a key is what a plain function returns"),
+    ],
+)
+async def test_a_key_that_is_not_hashable_or_would_have_to_be_awaited_is_refused(key: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        await engine.run(ps.graph(Calls().node(ps.Cache(max_bytes=1000, key=key)))(1))
 
 
 async def test_keys_and_results_of_no_bytes_count() -> None:
@@ -179,21 +130,6 @@ async def test_keys_and_results_of_no_bytes_count() -> None:
         found = cache_of(service)
         assert 60 < 400 - found.evicted < 80
         assert 90_000 < found.bytes_held <= 100_000
-
-
-def test_what_is_too_old_goes_before_what_was_not_used_for_longest() -> None:
-    calls = Calls()
-    ask = ps.graph(calls.node(ps.Cache(max_bytes=2 * (BESIDE + sys.getsizeof("of a")), ttl_seconds=10)))
-
-    async def main() -> None:
-        async with engine.deploy(ask) as service:
-            for value, pause in (("a", 1), ("b", 8), ("a", 1.5), ("c", 0), ("b", 0)):
-                await service(value)
-                await asyncio.sleep(pause)
-            assert counts_of(service) == (2, 3, 0, 0)
-
-    testing.run_virtual(main)
-    assert calls == {"'a'": 1, "'b'": 1, "'c'": 1}
 
 
 class Renamed:
@@ -250,48 +186,30 @@ async def test_a_size_that_is_no_number_of_bytes_is_refused(wrong: Any) -> None:
         await engine.run(ask("a"))
 
 
-@pytest.mark.parametrize(
-    ("result", "parts"),
-    [
-        ("abc", []),
-        (b"abc", []),
-        (7, []),
-        (None, []),
-        ([1, "ab"], [1, "ab"]),
-        ({"a": (1.5,)}, ["a", (1.5,), 1.5]),
-        (np.zeros(4), None),
-        (np.zeros(4)[:1], None),
-    ],
-)
-async def test_the_size_of_common_results_is_known(result: Any, parts: list[Any] | None) -> None:
+async def test_the_size_of_common_results_is_known_and_all_callers_get_the_same_object() -> None:
+    results: dict[int, tuple[Any, list[Any] | None]] = dict(enumerate([
+        ("abc", []), (b"abc", []), (7, []), (None, []), ([1, "ab"], [1, "ab"]), ({"a": (1.5,)}, ["a", (1.5,), 1.5]),
+        (np.zeros(4), None), (np.zeros(4)[:1], None),
+    ]))  # fmt: skip
+
     @ps.node(cache=KEPT)
-    async def make() -> Any:
-        return result
+    async def make(number: int) -> Any:
+        return results[number][0]
 
-    only = ps.graph(make)
+    for number, (result, parts) in results.items():
+        async with engine.Engine() as own, own.deploy(ps.graph(make)) as service:
+            assert await service(number) is await service(number)
+            size = 32 if parts is None else sum(map(sys.getsizeof, [result, *parts]))
+            assert cache_of(service).bytes_held == beside(number) + size, result
 
-    async with engine.deploy(only) as service:
-        await service.run(only())
-        size = 32 if parts is None else sum(map(sys.getsizeof, [result, *parts]))
-        assert cache_of(service).bytes_held == 300 + sys.getsizeof((None,)) + size
 
-
-async def test_arrays_are_read_only_and_other_objects_the_same() -> None:
+async def test_arrays_are_read_only() -> None:
     @ps.node(cache=KEPT)
     async def array(count: int) -> np.ndarray:
         return np.zeros(count)
 
-    @ps.node(cache=KEPT)
-    async def items(count: int) -> list[int]:
-        return [1] * count
-
-    async with engine.Engine() as e:
-        first, second = [await e.run(ps.graph(array)(3)) for _ in range(2)]
-        assert first is second
-        with pytest.raises(ValueError, match="read-only"):
-            first[0] = 1
-        of_items = ps.graph(items)
-        assert await e.run(of_items(3)) is await e.run(of_items(3))
+    with pytest.raises(ValueError, match="read-only"):
+        (await engine.run(ps.graph(array)(3)))[0] = 1
 
 
 async def test_a_device_array_is_refused() -> None:
@@ -366,37 +284,14 @@ async def test_a_fake_has_results_of_its_own() -> None:
     assert calls["'a'"] == 1
 
 
-async def test_errors_are_not_kept_and_each_waiter_gets_its_own() -> None:
-    count = 0
-
-    @ps.node(cache=KEPT)
-    async def fails(value: str) -> str:
-        nonlocal count
-        count += 1
-        await asyncio.sleep(0)
-        raise LookupError(value)
-
-    ask = ps.graph(fails)
-    async with engine.deploy(ask) as service:
-        errors = await asyncio.gather(*[service.run(ask("a")) for _ in range(5)], return_exceptions=True)
-        assert count == 1
-        assert [type(error) for error in errors] == [LookupError] * 5
-        assert len({id(error) for error in errors}) == 5
-        notes = [error.__notes__ for error in errors if isinstance(error, LookupError)]
-        assert sorted(int(note.split("item ")[1].split(",")[0]) for [*_, note] in notes) == [0, 1, 2, 3, 4]
-        assert not any(error.__traceback__ is errors[0].__traceback__ for error in errors[1:])  # type: ignore[union-attr]
-        with pytest.raises(LookupError):
-            await service.run(ask("a"))
-    assert count == 2
-
-
 @pytest.mark.parametrize("policy", [{}, {"retry": ps.Retry(2)}, {"timeout_seconds": 60}, {"failover": None}])
 async def test_the_first_caller_that_still_waits_gets_the_exception_itself(policy: dict[str, Any]) -> None:
+    """Other callers get copies, with notes of their own; the next call computes anew."""
     raised: list[LookupError] = []
-    gate = asyncio.Event()
+    gate = Gate()
 
     async def fails(value: str) -> str:
-        await gate.wait()
+        await gate.wait(value)
         raised.append(LookupError(value))
         raised[-1].add_note("a note of its own")
         raise raised[-1]
@@ -409,15 +304,16 @@ async def test_the_first_caller_that_still_waits_gets_the_exception_itself(polic
         await testing.wait_quiescent()
         waiting[0].cancel()
         await testing.wait_quiescent()
-        gate.set()
+        gate.open()
         gone, *errors = await asyncio.gather(*waiting, return_exceptions=True)
         assert isinstance(gone, asyncio.CancelledError)
+        assert len(gate.came) == (2 if "retry" in policy or "failover" in policy else 1)
         assert [error is raised[-1] for error in errors] == [True, False, False]
         for item, error in enumerate(errors, 1):
             assert isinstance(error, LookupError)
-            own, where = error.__notes__
-            assert own == "a note of its own"
-            assert where == f"in node 'fails' of graph 'fails', item {item}, attempt 1"
+            where = f"in node 'fails' of graph 'fails', item {item}, attempt 1"
+            assert error.__notes__ == ["a note of its own", where]
+            assert error is raised[-1] or error.__traceback__ is not raised[-1].__traceback__
         with pytest.raises(LookupError) as caught:
             await service("a")
         assert caught.value is raised[-1]
@@ -451,76 +347,51 @@ async def test_results_of_fallback_and_failover_are_not_kept() -> None:
             assert await e.run(ask("a")) == "primary"
 
 
-class Gate:
-    """A node that waits until a test lets it go on, and records how it ended."""
-
-    def __init__(self, cache: ps.Cache = KEPT) -> None:
-        self.begun = asyncio.Event()
-        self.go_on = asyncio.Event()
-        self.ended: list[str] = []
-
-        @ps.node(cache=cache)
-        async def compute(value: str) -> str:
-            self.begun.set()
-            try:
-                await self.go_on.wait()
-            except asyncio.CancelledError:
-                await asyncio.sleep(0)
-                self.ended.append("cancelled")
-                raise
-            self.ended.append("done")
-            return value
-
-        self.ask = ps.graph(compute)
-
-
-async def test_a_leader_that_is_cancelled_does_not_cancel_the_others() -> None:
-    for in_one_scope in (True, False):
-        gate = Gate()
-        async with engine.Engine() as e, e.deploy(gate.ask) as service:
-            runner: Any = service if in_one_scope else e
-            leader = asyncio.create_task(runner.run(gate.ask("a")))
-            await gate.begun.wait()
-            others = [asyncio.create_task(runner.run(gate.ask("a"))) for _ in range(3)]
-            await testing.wait_quiescent()
-            leader.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await leader
-            assert gate.ended == []
-            gate.go_on.set()
-            assert await asyncio.gather(*others) == ["a"] * 3
-        assert gate.ended == ["done"]
-
-
-async def test_the_computation_is_cancelled_when_the_last_waiter_leaves() -> None:
+@pytest.mark.parametrize("in_one_scope", [True, False])
+async def test_a_leader_that_is_cancelled_does_not_cancel_the_others(in_one_scope: bool) -> None:
     gate = Gate()
+    ask = gate.graph(cache=KEPT)
+    async with engine.Engine() as e, e.deploy(ask) as service:
+        runner: Any = service if in_one_scope else e
+        leader = asyncio.create_task(runner.run(ask("a")))
+        await gate.has()
+        others = [asyncio.create_task(runner.run(ask("a"))) for _ in range(3)]
+        await testing.wait_quiescent()
+        leader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leader
+        gate.open()
+        assert await asyncio.gather(*others) == ["a"] * 3
+    assert (gate.came, gate.cancelled) == (["a"], [])
+
+
+@virtual
+async def test_the_computation_is_cancelled_and_has_unwound_when_the_last_waiter_has_left() -> None:
+    ask = ps.graph(slow_to_leave.with_policy(cache=KEPT))
     async with engine.Engine() as e:
-        waiters = [asyncio.create_task(e.run(gate.ask("a"))) for _ in range(3)]
-        await gate.begun.wait()
+        waiters = [asyncio.create_task(e.run(ask(1))) for _ in range(3)]
         await testing.wait_quiescent()
         for waiter in waiters:
             waiter.cancel()
-        await asyncio.gather(*waiters, return_exceptions=True)
-        assert gate.ended == ["cancelled"]  # it has unwound before the last waiter ended
-        gate.go_on.set()
-        assert await e.run(gate.ask("a")) == "a"
+        await asyncio.wait(waiters)
+        assert asyncio.get_running_loop().time() == 1
 
 
 @virtual
 async def test_the_deadline_of_a_caller_is_not_that_of_the_computation() -> None:
     gate = Gate()
-    async with engine.Engine() as e, e.deploy(gate.ask) as service:
-        hasty = asyncio.create_task(service.run(gate.ask("a"), timeout_seconds=0.01))
-        await gate.begun.wait()
-        patient = asyncio.create_task(service.run(gate.ask("a")))
+    ask = gate.graph(cache=KEPT)
+    async with engine.Engine() as e, e.deploy(ask) as service:
+        hasty = asyncio.create_task(service.run(ask("a"), timeout_seconds=0.01))
+        await gate.has()
+        patient = asyncio.create_task(service.run(ask("a")))
         with pytest.raises(ps.DeadlineExceeded):
             await hasty
-        gate.go_on.set()
+        gate.open()
         assert await patient == "a"
 
 
 async def test_it_runs_without_the_context_of_its_callers() -> None:
-    from contextvars import ContextVar
 
     who: ContextVar[str] = ContextVar("who", default="nobody")
 
@@ -534,28 +405,29 @@ async def test_it_runs_without_the_context_of_its_callers() -> None:
 
 async def test_a_deployment_that_ends_leaves_the_computation_to_the_others() -> None:
     gate = Gate()
+    ask = gate.graph(cache=KEPT)
     async with engine.Engine() as e:
-        async with e.deploy(gate.ask) as service:
-            leader = asyncio.create_task(service.run(gate.ask("a")))
-            await gate.begun.wait()
-            other = asyncio.create_task(e.run(gate.ask("a")))
+        async with e.deploy(ask) as service:
+            leader = asyncio.create_task(service.run(ask("a")))
+            await gate.has()
+            other = asyncio.create_task(e.run(ask("a")))
             await testing.wait_quiescent()
             leader.cancel()
-            await asyncio.gather(leader, return_exceptions=True)
-        assert gate.ended == ["cancelled"]
-        gate.go_on.set()
+            await asyncio.wait([leader])
+        assert gate.cancelled == ["a"]
+        gate.open()
         assert await other == "a"
-    assert gate.ended == ["cancelled", "done"]
+    assert (gate.came, gate.cancelled) == (["a", "a"], ["a"])
 
 
 async def test_an_engine_that_is_closed_leaves_no_computation() -> None:
     gate = Gate()
     async with engine.Engine() as e:
-        call = asyncio.create_task(e.run(gate.ask("a")))
-        await gate.begun.wait()
+        call = asyncio.create_task(e.run(gate.graph(cache=KEPT)("a")))
+        await gate.has()
     with pytest.raises(ps.EngineClosedError):
         await call
-    assert gate.ended == ["cancelled"]
+    assert gate.cancelled == ["a"]
 
 
 async def test_a_node_that_calls_itself_with_equal_arguments_is_refused() -> None:
@@ -647,49 +519,30 @@ async def test_without_reuse_of_plans_nothing_is_kept() -> None:
 
 
 async def test_hits_need_no_place_of_the_node() -> None:
-    go_on = asyncio.Event()
-
-    @ps.node(cache=KEPT, concurrency=1)
-    async def slow(value: str) -> str:
-        if value == "slow":
-            await go_on.wait()
-        return value
-
-    ask = ps.graph(slow)
+    gate = Gate()
+    ask = gate.graph(cache=KEPT, concurrency=1)
     async with engine.deploy(ask) as service:
-        await service.run(ask("fast"))
-        waits = asyncio.create_task(service.run(ask("slow")))
+        gate.open()
+        await service("fast")
+        gate.close()
+        waits = asyncio.create_task(service("slow"))
         await testing.wait_quiescent()
-        assert await service.run(ask("fast")) == "fast"
-        go_on.set()
+        assert await service("fast") == "fast"
+        gate.open()
         await waits
 
 
 @pytest.mark.parametrize("policy", [{"runs_on": "thread"}, {"batch": ps.Batch(8, max_wait_seconds=0.001)}])
 async def test_threads_and_batches_keep_results(policy: dict[str, Any]) -> None:
-    calls: list[int] = []
+    computed: list[int] = []
 
-    if "batch" in policy:
+    def double(value: Any) -> Any:
+        computed.extend(value if "batch" in policy else [value])
+        return [2 * one for one in value] if "batch" in policy else 2 * value
 
-        @ps.node(cache=KEPT, **policy)
-        async def compute(values: list[int]) -> list[int]:
-            calls.extend(values)
-            return [value * 2 for value in values]
-    else:
-
-        @ps.node(cache=KEPT, **policy)
-        def compute(value: int) -> int:
-            calls.append(value)
-            return value * 2
-
-    @ps.graph
-    async def twice(value: int) -> int:
-        call: Any = compute(value)
-        return await call if "batch" in policy else call
-
-    async with engine.deploy(twice) as service:
-        assert await asyncio.gather(*[service.run(twice(number % 3)) for number in range(9)]) == [0, 2, 4] * 3
-    assert sorted(calls) == [0, 1, 2]
+    async with engine.deploy(ps.graph(ps.node(cache=KEPT, **policy)(double))) as service:
+        assert await asyncio.gather(*[service(number % 3) for number in range(9)]) == [0, 2, 4] * 3
+    assert sorted(computed) == [0, 1, 2]
 
 
 async def test_in_a_stream_and_in_a_body() -> None:
@@ -770,8 +623,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 
 
 class Oracle:
-    def __init__(self, max_bytes: int, ttl_seconds: float, beside: int) -> None:
-        self.beside = beside
+    def __init__(self, max_bytes: int, ttl_seconds: float) -> None:
         self.kept: OrderedDict[int, tuple[int, float]] = OrderedDict()
         self.max_bytes, self.ttl_seconds = max_bytes, ttl_seconds
         self.hits = self.misses = self.joined = self.evicted = 0
@@ -788,9 +640,9 @@ class Oracle:
         if fails:
             return
         self.kept = OrderedDict({one: kept for one, kept in self.kept.items() if now < kept[1]})
-        if key + self.beside > self.max_bytes:
+        if key + beside(1) > self.max_bytes:
             return
-        self.kept[key] = key + self.beside, now + self.ttl_seconds
+        self.kept[key] = key + beside(1), now + self.ttl_seconds
         while sum(size for size, _ in self.kept.values()) > self.max_bytes:
             self.kept.popitem(last=False)
             self.evicted += 1
@@ -804,8 +656,7 @@ STEPS = st.lists(
 @settings(deadline=None)
 @given(steps=STEPS, results=st.integers(0, 6), more=st.integers(1, 12))
 def test_it_keeps_what_a_few_lines_would_keep(steps: list[tuple[int, int, int, bool]], results: int, more: int) -> None:
-    beside = 300 + sum(map(sys.getsizeof, [(None, None), (int, 1), 1]))
-    oracle = Oracle(max_bytes := results * beside + more, 7, beside)
+    oracle = Oracle(max_bytes := results * beside(1) + more, 7)
     failing = False
 
     @ps.node(cache=ps.Cache(max_bytes=max_bytes, ttl_seconds=7, size=lambda result: result))
@@ -836,7 +687,6 @@ def test_it_keeps_what_a_few_lines_would_keep(steps: list[tuple[int, int, int, b
 
 async def _some_leave(seed: int) -> None:
     """Calls with few different arguments; some calls are cancelled at random times."""
-    import random
 
     draw = random.Random(seed)
     running = Counter[int]()

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import random
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import virtual
+from tests.kit import Gate, numbers, virtual
 from tests.runtime import hedged_process
 
 SOON = ps.Hedge(after_seconds=1, max_share=1)
@@ -58,86 +57,70 @@ def after(seconds: float, result: str | Exception) -> Callable[[], Awaitable[str
     return plan
 
 
-def run(attempts: Attempts) -> str:
-    return testing.run_virtual(attempts.run)
+async def stubborn() -> str:
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        await asyncio.sleep(5)
+    return "stubborn"
 
 
-def test_the_second_attempt_begins_when_the_first_has_not_ended() -> None:
-    attempts = Attempts(after(60, "first"), after(1, "second"))
-    assert run(attempts) == "second"
-    assert attempts.log == ["1 done", "0 cancelled"]
-    assert attempts.numbers == [1, 1]
+async def turns_its_cancel_into_an_error() -> str:
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        raise LookupError from None
+    return "never"
 
 
-def test_no_second_attempt_begins_beside_one_that_has_ended() -> None:
-    for plan in (after(0.5, "first"), after(0.5, LookupError())):
-        attempts = Attempts(plan)
-        try:
-            assert run(attempts) == "first"
-        except LookupError:
-            pass
-        assert attempts.numbers == [1]
+async def leaves_slowly() -> str:
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(3)
+    return "never"
 
 
-def test_the_first_result_wins_also_if_it_is_that_of_the_first() -> None:
-    attempts = Attempts(after(2, "first"), after(60, "second"))
-    assert run(attempts) == "first"
-    assert attempts.log == ["0 done", "1 cancelled"]
+LOST, FIRST, SECOND = (LookupError(text) for text in ("lost", "first", "second"))
+RACES: list[tuple[list[Any], dict[str, Any], Any, list[int], list[str] | None]] = [
+    # The second attempt begins when the first has not ended, and the first result wins.
+    ([after(60, "a"), after(1, "b")], {}, "b", [1, 1], ["1 done", "0 cancelled"]),
+    ([after(2, "a"), after(60, "b")], {}, "a", [1, 1], ["0 done", "1 cancelled"]),
+    ([after(0.5, "a")], {}, "a", [1], ["0 done"]),
+    ([after(0.5, FIRST)], {}, FIRST, [1], None),
+    # An error waits for the other attempt; of two errors, that of the first attempt counts.
+    ([after(2, LOST), after(5, "b")], {}, "b", [1, 1], None),
+    ([after(5, "a"), after(1, LOST)], {}, "a", [1, 1], None),
+    ([after(3, FIRST), after(2, SECOND)], {}, FIRST, [1, 1], None),
+    ([after(3, FIRST), after(5, SECOND)], {}, FIRST, [1, 1], None),
+    # A retry begins after both attempts, which have one number.
+    ([after(2, LOST), after(5, LOST), after(0, "c")], {"retry": ps.Retry(2)}, "c", [1, 1, 2], None),
+    # Each attempt has a timeout of its own.
+    ([after(60, "a"), after(2.5, "b")], {"timeout_seconds": 3}, "b", [1, 1], None),
+    ([after(60, "a"), after(60, "b")], {"timeout_seconds": 3}, ps.NodeTimeoutError("3 s"), [1, 1], None),
+    # A first attempt that does not stop has lost all the same. The run ends when the loser has unwound.
+    ([stubborn, after(1, "b")], {}, "b", [1, 1], None),
+    ([turns_its_cancel_into_an_error, after(1, "b")], {}, "b", [1, 1], None),
+    ([after(2, "a"), leaves_slowly], {}, "a", [1, 1], ["0 done", "1 cancelled"]),
+    # The second attempt needs a place.
+    ([after(5, "a"), after(0, "b")], {"concurrency": 1}, "a", [1], None),
+    ([after(5, "a"), after(0, "b")], {"concurrency": 2}, "b", [1, 1], None),
+]
 
 
-@pytest.mark.parametrize(
-    "plans",
-    [(after(2, LookupError()), after(5, "good")), (after(5, "good"), after(1, LookupError()))],
-)
-def test_an_error_waits_for_the_other_attempt(plans: tuple[Callable[[], Awaitable[str]], ...]) -> None:
-    assert run(Attempts(*plans)) == "good"
-
-
-def test_if_both_fail_it_is_the_error_of_the_first() -> None:
-    for seconds in (2, 5):
-        attempts = Attempts(after(3, LookupError("first")), after(seconds, LookupError("second")))
-        with pytest.raises(LookupError, match="first"):
-            run(attempts)
-
-
-def test_retries_begin_after_both_and_both_have_one_number() -> None:
-    plans = (after(2, LookupError()), after(5, LookupError()), after(0, "third"))
-    attempts = Attempts(*plans, retry=ps.Retry(2))
-    assert run(attempts) == "third"
-    assert attempts.numbers == [1, 1, 2]
-    assert attempts.log == ["0 LookupError()", "1 LookupError()", "2 done"]
-
-
-def test_each_attempt_has_the_timeout_of_its_own() -> None:
-    assert run(Attempts(after(60, "first"), after(2.5, "second"), timeout_seconds=3)) == "second"
-    with pytest.raises(ps.NodeTimeoutError):
-        run(Attempts(after(60, "first"), after(60, "second"), timeout_seconds=3))
-
-
-def test_a_first_attempt_that_does_not_stop_has_lost_all_the_same() -> None:
-    async def stubborn() -> str:
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            await asyncio.sleep(5)
-        return "stubborn"
-
-    async def turns_it_into_an_error() -> str:
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            raise LookupError from None
-        return "never"
-
-    for plan in (stubborn, turns_it_into_an_error):
-        assert run(Attempts(plan, after(1, "second"))) == "second"
-
-
-def test_the_second_attempt_needs_a_place() -> None:
-    attempts = Attempts(after(5, "first"), after(0, "second"), concurrency=1)
-    assert run(attempts) == "first"
-    attempts = Attempts(after(5, "first"), after(0, "second"), concurrency=2)
-    assert run(attempts) == "second"
+@pytest.mark.parametrize(("plans", "policy", "end", "numbers", "log"), RACES)
+@virtual
+async def test_which_attempts_begin_and_whose_result_counts(
+    plans: list[Any], policy: dict[str, Any], end: Any, numbers: list[int], log: list[str] | None
+) -> None:
+    attempts = Attempts(*plans, **policy)
+    if isinstance(end, Exception):
+        with pytest.raises(type(end), match=str(end)):
+            await attempts.run()
+    else:
+        assert await attempts.run() == end
+    assert attempts.numbers == numbers
+    assert attempts.log == (log or attempts.log)
 
 
 @virtual
@@ -198,38 +181,21 @@ async def test_a_caller_that_leaves_cancels_both() -> None:
     assert sorted(late.log) == ["0 cancelled", "1 cancelled"]
 
 
-def test_a_run_ends_only_when_the_loser_has_unwound() -> None:
-    async def slow_to_leave() -> str:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            await asyncio.sleep(3)
-        return "never"
-
-    attempts = Attempts(after(2, "first"), slow_to_leave)
-    assert run(attempts) == "first"
-    assert attempts.log == ["0 done", "1 cancelled"]
-
-
 async def test_a_thread_that_loses_keeps_its_place_until_it_returns() -> None:
-    begun: list[int] = []
-    go_on = threading.Event()
+    gate = Gate()
 
     @ps.node(hedge=ps.Hedge(after_seconds=0.01, max_share=1), runs_on="thread", concurrency=2)
     def blocking(value: int) -> str:
-        begun.append(value)
-        if len(begun) == 1:
-            go_on.wait(30)
-            return "first"
-        return "second"
+        if gate.came:
+            return "second"
+        gate.block(value)
+        return "first"
 
-    ask = ps.graph(blocking)
-
-    async with engine.deploy(ask) as service:
-        assert await service.run(ask(1)) == "second"
+    async with engine.deploy(ps.graph(blocking)) as service:
+        assert await service(1) == "second"
         [actor] = service.statistics().actors
         assert (actor.in_flight, actor.hedges_won) == (1, 1)
-        go_on.set()
+        gate.open()
     [actor] = service.statistics().actors
     assert actor.in_flight == 0
 
@@ -366,71 +332,52 @@ class Streams:
         ([[60], []], [], ["1 closes", "1 closed", "0 closes", "0 closed"], (1, 1, 1)),
     ],
 )
-def test_the_first_value_of_two_streams_counts(
+@virtual
+async def test_the_first_value_of_two_streams_counts(
     plans: list[Any], got: list[tuple[float, str]], log: list[str] | None, counts: tuple[int, int, int]
 ) -> None:
-    streams, read = Streams(*plans), []
-
-    async def main() -> None:
-        read.extend(await streams.read())
-
+    streams = Streams(*plans)
     if counts[2]:
-        testing.run_virtual(main)
+        assert await streams.read() == got
         actor = streams.actor
-        assert (actor.hedged, actor.hedges_won, actor.completed, actor.failed) == (*counts, 0)
-        assert (read, actor.in_flight) == (got, 0)
+        assert (actor.hedged, actor.hedges_won, actor.completed) == counts
+        assert (actor.failed, actor.in_flight) == (0, 0)
     else:
         with pytest.raises(LookupError):
-            testing.run_virtual(main)
-    if log is not None:
-        assert streams.log == log
+            await streams.read()
+    assert streams.log == (log or streams.log)
 
 
-def test_a_stream_that_fails_waits_for_the_other_and_a_retry_and_the_failover_for_both() -> None:
-    def slowly(error: Exception) -> list[float | Exception]:
-        return [error]
-
-    # A plan sleeps before its value, so these attempts fail before they give a value.
-    class Slow(Exception):
-        pass
-
+@virtual
+async def test_a_stream_that_fails_waits_for_the_other_and_a_retry_and_the_failover_for_both() -> None:
     attempts: list[int] = []
 
     @ps.node
     async def instead(value: int) -> AsyncIterator[str]:
         yield "failover"
 
-    @ps.node(hedge=ps.Hedge(after_seconds=1, max_share=1), retry=ps.Retry(2), failover=instead)
+    @ps.node(hedge=SOON, retry=ps.Retry(2), failover=instead)
     async def attempt(value: int) -> AsyncIterator[str]:
         number = len(attempts)
         attempts.append(ps.current().attempt)
-        await asyncio.sleep([2, value, 2, 2][number])
+        await asyncio.sleep([2, value, 2, 2][number])  # so most attempts fail before they give a value
         if number == 1 and value == 3:
             yield "second"
             return
-        raise Slow(number)
+        raise LookupError(number)
 
     graph = ps.graph(attempt)
-
-    async def read(value: int) -> list[str]:
-        attempts.clear()
-        async with engine.stream(graph(value)) as stream:
-            return [text async for text in stream]
-
-    assert testing.run_virtual(lambda: read(3)) == ["second"]
+    assert [text async for text in engine.stream(graph(3))] == ["second"]
     assert attempts == [1, 1]
-    assert testing.run_virtual(lambda: read(4)) == ["failover"]
+    attempts.clear()
+    assert [text async for text in engine.stream(graph(4))] == ["failover"]
     assert attempts == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("why", ["no place", "an input stream", "no budget"])
-def test_no_second_stream_begins_where_it_might_do_harm(why: str) -> None:
+@virtual
+async def test_no_second_stream_begins_where_it_might_do_harm(why: str) -> None:
     begun: list[int] = []
-
-    @ps.node
-    async def numbers(count: int) -> AsyncIterator[int]:
-        for number in range(count):
-            yield number
 
     @ps.node(
         hedge=ps.Hedge(after_seconds=1, max_share=0 if why == "no budget" else 1),
@@ -441,18 +388,10 @@ def test_no_second_stream_begins_where_it_might_do_harm(why: str) -> None:
         await asyncio.sleep(10)
         yield 1
 
-    @ps.graph
-    async def graph(count: int) -> AsyncIterator[int]:
-        return slow(numbers(count)) if why == "an input stream" else slow(count)
-
-    async def main() -> list[int]:
-        async with engine.Engine() as own:
-            for _ in range(2):  # the budget begins with one hedge
-                async with own.stream(graph(2)) as stream:
-                    got = [value async for value in stream]
-        return got
-
-    assert testing.run_virtual(main) == [1]
+    graph: Any = numbers >> slow if why == "an input stream" else ps.graph(slow)
+    async with engine.Engine() as own:
+        for _ in range(2):  # the budget begins with one hedge
+            assert [value async for value in own.stream(graph(2))] == [1]
     assert len(begun) == (3 if why == "no budget" else 2)
 
 
@@ -558,47 +497,41 @@ async def test_the_connection_of_a_stream_that_has_lost_is_closed() -> None:
 # Refused hedges.
 
 
-def test_where_a_second_attempt_would_do_harm_it_is_refused() -> None:
-    with pytest.raises(ps.OptionsError, match="hedge=, effectful=True"):
-        ps.node(effectful=True, hedge=SOON)(asyncio.sleep)
-    with pytest.raises(TypeError, match="stateful node 'Stateful' cannot have hedge="):
+class Stateful:
+    async def __call__(self, value: int) -> int:
+        return value
 
-        @ps.node(hedge=SOON)
-        class Stateful:
-            async def __call__(self, value: int) -> int:
-                return value
 
-    with pytest.raises(TypeError, match="batched node 'batch' has hedge="):
+class Streaming:
+    async def __call__(self, value: int) -> AsyncIterator[int]:
+        yield value
 
-        @ps.node(batch=ps.Batch(2), hedge=SOON)  # type: ignore[call-overload]
-        async def batch(values: list[int]) -> list[int]:
-            return values
 
-    @ps.node(batch=ps.Batch(2))
-    async def later(values: list[int]) -> list[int]:
-        return values
+class OwnLoop(ps.StreamActor[int, int]):
+    async def loop(self, inbox: ps.Inbox[ps.StreamWork[int, int]], /) -> None: ...
 
-    with pytest.raises(TypeError, match="batched node 'later' has hedge="):
-        later.with_policy(hedge=SOON)
 
-    with pytest.raises(TypeError, match="stateful node 'Streaming' cannot have hedge="):
+async def batch(values: list[int]) -> list[int]:
+    return values
 
-        @ps.node(hedge=SOON)
-        class Streaming:
-            async def __call__(self, value: int) -> AsyncIterator[int]:
-                yield value
 
-    with pytest.raises(TypeError, match="stateful node 'OwnLoop' cannot have hedge="):
-
-        @ps.node(hedge=SOON)
-        class OwnLoop(ps.StreamActor[int, int]):
-            async def loop(self, inbox: ps.Inbox[ps.StreamWork[int, int]], /) -> None: ...
-
-    with pytest.raises(TypeError, match="plain `def` that runs on the event loop"):
-
-        @ps.node(hedge=SOON)
-        def plain(value: int) -> int:
-            return value
+@pytest.mark.parametrize(
+    ("target", "policy", "message"),
+    [
+        (asyncio.sleep, {"effectful": True}, "hedge=, effectful=True"),
+        (Stateful, {}, "stateful node 'Stateful' cannot have hedge="),
+        (Streaming, {}, "stateful node 'Streaming' cannot have hedge="),
+        (OwnLoop, {}, "stateful node 'OwnLoop' cannot have hedge="),
+        (batch, {"batch": ps.Batch(2)}, "batched node 'batch' has hedge="),
+        (lambda value: value, {}, "plain `def` that runs on the event loop"),
+    ],
+)
+def test_where_a_second_attempt_would_do_harm_it_is_refused(target: Any, policy: dict[str, Any], message: str) -> None:
+    with pytest.raises((ps.OptionsError, TypeError), match=message):
+        ps.node(hedge=SOON, **policy)(target)
+    if "batch" in policy:
+        with pytest.raises(TypeError, match=message):
+            ps.node(**policy)(target).with_policy(hedge=SOON)
 
 
 def test_a_device_node_has_none() -> None:

@@ -9,7 +9,7 @@ import structlog
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import SCHEDULERS, Scheduler, virtual
+from tests.kit import SCHEDULERS, Scheduler, actor, virtual
 
 PartInbox = ps.Inbox[ps.StreamWork[int, int]]
 
@@ -65,24 +65,12 @@ class Gate:
     def __init__(self) -> None:
         self.taken: list[ps.StreamWork[int, int]] = []
 
-    def graph(
-        self, *, capacity: int | None = None, retry: ps.Retry | None = None
-    ) -> ps.Graph[[int], AsyncIterator[int]]:
-        gate = self
+    def graph(self, **policy: Any) -> ps.Graph[[int], AsyncIterator[int]]:
+        async def gated(inbox: PartInbox) -> None:
+            while True:
+                self.taken.append(await inbox.get())
 
-        @ps.node(capacity=capacity, retry=retry)
-        class Gated(ps.StreamActor[int, int]):
-            async def loop(self, inbox: PartInbox, /) -> None:
-                while True:
-                    gate.taken.append(await inbox.get())
-
-        gated = Gated()
-
-        @ps.graph
-        async def graph(x: int) -> AsyncIterator[int]:
-            return gated(x)
-
-        return graph
+        return ps.graph(actor(gated, ps.StreamActor, **policy))
 
     async def work(self, number: int = 0) -> ps.StreamWork[int, int]:
         await testing.wait_quiescent()
@@ -141,19 +129,15 @@ async def test_the_inbox_has_a_capacity_of_its_own() -> None:
     held: list[int] = []
     depths: list[int] = []
 
-    @ps.node(capacity=2, inbox_capacity=20)
-    class Holding(ps.StreamActor[int, int]):
-        async def loop(self, inbox: PartInbox, /) -> None:
-            await waiting.wait()
-            depths.append(len(inbox))
-            while True:
-                work = await inbox.get()
-                held.append(sum(work.put_nowait(part) for part in range(9)))
-                work.finish()
+    async def holding(inbox: PartInbox) -> None:
+        await waiting.wait()
+        depths.append(len(inbox))
+        while True:
+            work = await inbox.get()
+            held.append(sum(work.put_nowait(part) for part in range(9)))
+            work.finish()
 
-    holding = Holding()
-
-    graph = ps.graph(holding)
+    graph = ps.graph(actor(holding, ps.StreamActor, capacity=2, inbox_capacity=20))
     async with engine.deploy(graph, max_in_flight=30) as service:
         streams = [service.stream(graph(n)) for n in range(30)]
         reads = [asyncio.create_task(anext(stream)) for stream in streams]
@@ -205,19 +189,14 @@ async def test_a_reader_that_leaves_before_the_first_part_leaves_the_inbox() -> 
     opened = asyncio.Event()
     taken: list[int] = []
 
-    @ps.node
-    class Late(ps.StreamActor[int, int]):
-        async def loop(self, inbox: PartInbox, /) -> None:
-            await opened.wait()
-            while True:
-                work = await inbox.get()
-                taken.append(work.value)
-                work.finish()
+    async def late(inbox: PartInbox) -> None:
+        await opened.wait()
+        while True:
+            work = await inbox.get()
+            taken.append(work.value)
+            work.finish()
 
-    late = Late()
-
-    graph = ps.graph(late)
-
+    graph = ps.graph(actor(late, ps.StreamActor))
     async with engine.deploy(graph) as service:
         first, second = service.stream(graph(1)), service.stream(graph(2))
         starting = [asyncio.create_task(stream.wait_started()) for stream in (first, second)]
@@ -243,12 +222,11 @@ async def test_an_error_comes_after_the_parts_before_it(parts_before: int) -> No
         got, error = await reading
     assert got == list(range(parts_before))
     assert isinstance(error, OSError)
-    assert "in node 'Gated' of graph 'graph', item 0" in error.__notes__[0]
+    assert "in node 'gated' of graph 'gated', item 0" in error.__notes__[0]
 
 
 async def test_an_error_that_no_reader_comes_to_is_logged() -> None:
     gate, failed = Gate(), asyncio.Event()
-    inner = gate.graph()
 
     @ps.node
     async def first_of(parts: AsyncIterator[int]) -> int:
@@ -256,12 +234,9 @@ async def test_an_error_that_no_reader_comes_to_is_logged() -> None:
         await failed.wait()
         return part
 
-    @ps.graph
-    async def graph() -> int:
-        return await first_of(await inner(0))
-
+    graph = gate.graph() >> first_of
     with structlog.testing.capture_logs() as entries:
-        running = asyncio.create_task(engine.run(graph()))
+        running = asyncio.create_task(engine.run(graph(0)))
         work = await gate.work()
         work.put_nowait(5)
         await testing.wait_quiescent()
@@ -272,20 +247,19 @@ async def test_an_error_that_no_reader_comes_to_is_logged() -> None:
     assert [entry["event"] for entry in entries] == ["stream.unread_error"]
 
 
-@pytest.mark.parametrize("parts_before", [1, 3])
-async def test_what_is_settled_before_anything_was_read_is_read_to_its_end(parts_before: int) -> None:
-    for error in (None, OSError("gone")):
-        gate = Gate()
-        async with engine.stream(gate.graph()(0)) as parts:
-            reading = asyncio.create_task(collect_all(parts))
-            work = await gate.work()
-            for part in range(parts_before):
-                work.put_nowait(part)
-            if error is None:
-                work.finish()
-            else:
-                work.fail(error)
-            assert await reading == (list(range(parts_before)), error)
+@pytest.mark.parametrize("error", [None, OSError("gone")])
+async def test_what_is_settled_before_anything_was_read_is_read_to_its_end(error: OSError | None) -> None:
+    gate = Gate()
+    async with engine.stream(gate.graph()(0)) as parts:
+        reading = asyncio.create_task(collect_all(parts))
+        work = await gate.work()
+        for part in range(3):
+            work.put_nowait(part)
+        if error is None:
+            work.finish()
+        else:
+            work.fail(error)
+        assert await reading == ([0, 1, 2], error)
 
 
 async def collect_all(parts: AsyncIterator[int]) -> tuple[list[int], BaseException | None]:
@@ -331,30 +305,27 @@ async def test_the_deadline_covers_the_whole_stream() -> None:
         assert work.deadline == asyncio.get_running_loop().time() == 2
 
 
+@pytest.mark.parametrize("restart", ["temporary", "permanent"])
 @pytest.mark.parametrize("parts_before", [0, 2])
-async def test_the_end_of_a_loop_ends_its_streams(parts_before: int) -> None:
-    @ps.node(restart="temporary")
-    class Ending(ps.StreamActor[int, int]):
-        async def loop(self, inbox: PartInbox, /) -> None:
-            work = await inbox.get()
-            for part in range(parts_before):
-                work.put_nowait(part)
-                await asyncio.sleep(0.001)
-            raise OSError("the device is gone")
+async def test_the_end_of_a_loop_ends_its_streams(parts_before: int, restart: str) -> None:
+    async def closing(inbox: PartInbox) -> None:
+        work = await inbox.get()
+        for part in range(parts_before):
+            work.put_nowait(part)
+            await asyncio.sleep(0.001)
+        raise OSError("the device is gone")
 
-    ending = Ending()
-
-    graph = ps.graph(ending)
-
+    is_gone = restart == "temporary"
+    message = "actor 'closing' takes no more items: its loop" if is_gone else "'closing' was restarted"
+    graph = ps.graph(actor(closing, ps.StreamActor, restart=restart))
     async with engine.deploy(graph) as service:
-        for _ in range(2):
+        for expected in [range(parts_before), range(0 if is_gone else parts_before)]:
             async with service.stream(graph(0)) as parts:
                 got, error = await collect_all(parts)
-            assert isinstance(error, ps.ActorStopped)
-            assert "actor 'Ending' takes no more items: its loop raised OSError" in str(error)
+            assert isinstance(error, ps.ActorStopped if is_gone else ps.ActorRestarted)
+            assert message in str(error)
             assert isinstance(error.__cause__, OSError)
-            assert got == list(range(parts_before))
-            parts_before = 0
+            assert got == [*expected]
 
 
 async def test_a_slow_reader_stalls_itself_and_nobody_else() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +11,7 @@ from structlog.testing import capture_logs
 import penstock as ps
 from penstock import engine, testing
 from penstock.telemetry import names
-from tests.kit import SCHEDULERS, Scheduler, virtual
+from tests.kit import SCHEDULERS, Scheduler, actor, virtual
 from tests.telemetry.collected import collecting
 
 IntInbox = ps.Inbox[ps.Work[int, int]]
@@ -26,28 +25,21 @@ class Doubler(ps.Actor[int, int]):
             work.finish(work.value * 2)
 
 
-class Log:
-    """A log of an actor, over all of its instances."""
-
-    def __init__(self) -> None:
-        self.entries: list[str] = []
-
-    def counts(self) -> dict[str, int]:
-        return {entry: self.entries.count(entry) for entry in dict.fromkeys(self.entries)}
+double = Doubler()
 
 
-def logging_actor(log: Log) -> Callable[[int], Awaitable[int]]:
+def logging_actor(log: list[str]) -> Any:
     @ps.node
     class Logging(ps.Actor[int, int]):
         async def __aenter__(self) -> Self:
-            log.entries.append("enter")
+            log.append("enter")
             return self
 
         async def __aexit__(self, *exc_info: object) -> None:
-            log.entries.append("exit")
+            log.append("exit")
 
         async def loop(self, inbox: IntInbox, /) -> None:
-            log.entries.append("loop")
+            log.append("loop")
             while True:
                 work = await inbox.get()
                 work.finish(work.value + 1)
@@ -65,33 +57,17 @@ class Gate:
         while True:
             self.taken.append(await inbox.get())
 
-    def node(self, *, concurrency: int | None = None, capacity: int | None = None) -> Callable[[int], Awaitable[int]]:
-        gate = self
-
-        @ps.node(concurrency=concurrency, capacity=capacity)
-        class Gated(ps.Actor[int, int]):
-            async def loop(self, inbox: IntInbox, /) -> None:
-                await gate.take(inbox)
-
-        return Gated()
+    def graph(self, **policy: Any) -> ps.Graph[[int], int]:
+        return ps.graph(actor(self.take, **policy))
 
 
-def graph_of(node: Callable[[int], Awaitable[int]]) -> ps.Graph[[int], int]:
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await node(x)
-
-    return graph
+@ps.graph
+async def twice(x: int) -> int:
+    return await double(await double(x))
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_items_get_their_results_under_every_scheduler(scheduler: Scheduler) -> None:
-    double = Doubler()
-
-    @ps.graph
-    async def twice(x: int) -> int:
-        return await double(await double(x))
-
     assert await engine.run(twice(3), scheduler=scheduler) == 12
     async with engine.stream((twice(x) for x in range(50)), scheduler=scheduler) as results:
         assert [result async for result in results] == [4 * x for x in range(50)]
@@ -100,7 +76,7 @@ async def test_items_get_their_results_under_every_scheduler(scheduler: Schedule
 
 
 async def test_a_scope_starts_one_loop_and_ends_it() -> None:
-    log = Log()
+    log: list[str] = []
     node = logging_actor(log)
 
     @ps.graph
@@ -109,22 +85,16 @@ async def test_a_scope_starts_one_loop_and_ends_it() -> None:
 
     async with engine.deploy(graph) as service:
         assert await asyncio.gather(*(service(x) for x in range(5))) == [x + 2 for x in range(5)]
-        assert log.entries == ["enter", "loop"]
-    assert log.entries == ["enter", "loop", "exit"]
+        assert log == ["enter", "loop"]
+    assert log == ["enter", "loop", "exit"]
     assert await engine.run(graph(1)) == 3
-    assert log.counts() == {"enter": 2, "loop": 2, "exit": 2}
+    assert log == ["enter", "loop", "exit"] * 2
 
 
 @pytest.mark.parametrize("policy", [{}, {"retry": ps.Retry(attempts=2)}, {"timeout_seconds": 60}])
 async def test_an_actor_is_told_of_a_caller_that_leaves(policy: Any) -> None:
     gate, told = Gate(), list[str]()
-
-    @ps.node(**policy)
-    class Asked(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            await gate.take(inbox)
-
-    async with engine.deploy(graph_of(Asked())) as service:
+    async with engine.deploy(gate.graph(**policy)) as service:
         call = asyncio.create_task(service(1))
         await testing.wait_quiescent()
         gate.taken[0].on_cancelled(lambda: told.append("left"))
@@ -134,48 +104,43 @@ async def test_an_actor_is_told_of_a_caller_that_leaves(policy: Any) -> None:
     assert told == ["left"]
 
 
-async def test_outside_a_graph_a_loop_runs_for_one_item() -> None:
-    log = Log()
-    node = logging_actor(log)
-    assert await asyncio.gather(node(1), node(2)) == [2, 3]
-    assert log.counts() == {"enter": 2, "loop": 2, "exit": 2}
-    assert await graph_of(node)(3) == 4
-
-
-async def test_outside_a_graph_each_call_has_an_instance_of_its_own() -> None:
+async def test_outside_a_graph_each_call_has_a_loop_and_an_instance_of_its_own() -> None:
     seen: list[object] = []
 
     @ps.node
     class Seen(ps.Actor[int, int]):
         async def loop(self, inbox: IntInbox, /) -> None:
             seen.append(self)
-            (await inbox.get()).finish(0)
+            work = await inbox.get()
+            work.finish(work.value + 1)
             await inbox.get()
 
     node = Seen()
-    await asyncio.gather(node(1), node(2))
+    assert await asyncio.gather(node(1), node(2)) == [2, 3]
     assert len({id(instance) for instance in [node, *seen]}) == 3
+    assert await ps.graph(node)(3) == 4
+    log: list[str] = []
+    assert await logging_actor(log)(1) == 2
+    assert log == ["enter", "loop", "exit"]
 
 
 async def test_a_loop_works_for_no_item_in_particular() -> None:
     names: list[str] = []
 
-    @ps.node
-    class Nameless(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            work = await inbox.get()
-            names.append(ps.current().node)
-            work.finish(work.value)
-            await inbox.get()
+    async def nameless(inbox: IntInbox) -> None:
+        work = await inbox.get()
+        names.append(ps.current().node)
+        work.finish(work.value)
+        await inbox.get()
 
-    inner = graph_of(Nameless())
+    inner = ps.graph(actor(nameless))
 
     @ps.node
     async def outer(x: int) -> int:
         names.append(ps.current().node)
         return await engine.run(inner(x))
 
-    assert await engine.run(graph_of(outer)(1)) == 1
+    assert await engine.run(ps.graph(outer)(1)) == 1
     assert names == ["outer", ""]
 
 
@@ -190,63 +155,57 @@ async def test_a_class_that_is_no_node_handles_items_by_itself() -> None:
 
 
 async def test_items_are_settled_in_any_order() -> None:
-    @ps.node
-    class Reversing(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            held: list[ps.Work[int, int]] = []
-            while True:
-                held.append(await inbox.get())
-                held += inbox.take_nowait(100)
-                if len(held) == 10:
-                    while held:
-                        work = held.pop()
-                        work.finish(work.value + 1)
+    async def reversing(inbox: IntInbox) -> None:
+        held: list[ps.Work[int, int]] = []
+        while True:
+            held.append(await inbox.get())
+            held += inbox.take_nowait(100)
+            if len(held) == 10:
+                while held:
+                    work = held.pop()
+                    work.finish(work.value + 1)
 
-    graph = graph_of(Reversing())
+    graph = ps.graph(actor(reversing))
     async with engine.stream(graph(x) for x in range(10)) as results:
         assert [result async for result in results] == list(range(1, 11))
 
 
 async def test_errors_are_those_of_their_items_and_no_crash() -> None:
-    @ps.node
-    class Picky(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            while True:
-                work = await inbox.get()
-                if work.value % 2:
-                    work.fail(ValueError(f"odd: {work.value}"))
-                else:
-                    work.finish(work.value)
+    async def picky(inbox: IntInbox) -> None:
+        while True:
+            work = await inbox.get()
+            if work.value % 2:
+                work.fail(ValueError(f"odd: {work.value}"))
+            else:
+                work.finish(work.value)
 
-    graph = graph_of(Picky())
-    async with engine.stream(graph(x) for x in range(6)) as results:
+    graph = ps.graph(actor(picky))
+    async with engine.stream(graph(x) for x in range(4)) as results:
         outcomes = [outcome async for outcome in results.outcomes()]
-    assert [outcome.value for outcome in outcomes] == [0, None, 2, None, 4, None]
-    assert [str(outcome.error) for outcome in outcomes if outcome.error] == ["odd: 1", "odd: 3", "odd: 5"]
-    assert "in node 'Picky' of graph 'graph', item 3" in outcomes[3].error.__notes__[0]  # type: ignore[union-attr]
+    assert [outcome.value for outcome in outcomes] == [0, None, 2, None]
+    assert [str(outcome.error) for outcome in outcomes if outcome.error] == ["odd: 1", "odd: 3"]
+    assert "in node 'picky' of graph 'picky', item 3" in outcomes[3].error.__notes__[0]  # type: ignore[union-attr]
 
 
 async def test_the_error_of_a_block_is_that_of_its_work_alone() -> None:
     ends: list[BaseException] = []
 
-    @ps.node
-    class Blocks(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            held: list[ps.Work[int, int]] = []
-            try:
-                while True:
-                    held.append(work := await inbox.get())
-                    with work:
-                        work.finish(6 // work.value)
-                    assert work.settled
-                    with held[0]:
-                        if work.value == 5:
-                            raise OSError("it was settled, so no caller gets this")
-            except BaseException as error:
-                ends.append(error)
-                raise
+    async def blocks(inbox: IntInbox) -> None:
+        held: list[ps.Work[int, int]] = []
+        try:
+            while True:
+                held.append(work := await inbox.get())
+                with work:
+                    work.finish(6 // work.value)
+                assert work.settled
+                with held[0]:
+                    if work.value == 5:
+                        raise OSError("it was settled, so no caller gets this")
+        except BaseException as error:
+            ends.append(error)
+            raise
 
-    graph = graph_of(Blocks())
+    graph = ps.graph(actor(blocks))
     async with engine.stream(graph(x) for x in (3, 0, 2, 5, 1)) as results:
         outcomes = [outcome async for outcome in results.outcomes()]
     assert [outcome.value for outcome in outcomes] == [2, None, 3, 1, 6]
@@ -268,24 +227,18 @@ async def test_the_error_of_a_block_is_that_of_its_work_alone() -> None:
 
 
 async def test_policies_of_the_node_hold() -> None:
-    @ps.node(retry=ps.Retry(attempts=3))
-    class Flaky(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            attempts = 0
-            while True:
-                work = await inbox.get()
-                attempts += 1
-                if attempts < 3:
-                    work.fail(OSError("try again"))
-                else:
-                    work.finish(attempts)
+    async def flaky(inbox: IntInbox) -> None:
+        for _ in range(2):
+            (await inbox.get()).fail(OSError("try again"))
+        (await inbox.get()).finish(3)
+        await inbox.get()
 
-    assert await engine.run(graph_of(Flaky())(0)) == 3
+    assert await engine.run(ps.graph(actor(flaky, retry=ps.Retry(attempts=3)))(0)) == 3
 
 
 async def test_a_cancelled_call_is_free_at_once_and_shows_in_its_work() -> None:
     gate = Gate()
-    async with engine.deploy(graph_of(gate.node())) as service:
+    async with engine.deploy(gate.graph()) as service:
         call = asyncio.create_task(service(1))
         await testing.wait_quiescent()
         [work] = gate.taken
@@ -302,20 +255,18 @@ async def test_queued_work_of_a_cancelled_call_leaves_the_inbox() -> None:
     gate = Gate()
     opened = asyncio.Event()
 
-    @ps.node(capacity=1)
-    class Later(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            await opened.wait()
-            await gate.take(inbox)
+    async def later(inbox: IntInbox) -> None:
+        await opened.wait()
+        await gate.take(inbox)
 
-    async with engine.deploy(graph_of(Later())) as service:
+    async with engine.deploy(ps.graph(actor(later, capacity=1))) as service:
         calls = [asyncio.create_task(service(x)) for x in range(3)]
         await testing.wait_quiescent()
         calls[0].cancel()  # its work is queued
         calls[1].cancel()  # its work waits for room
         await testing.wait_quiescent()
-        [actor] = service.statistics().actors
-        assert (actor.inbox.depth, actor.inbox.waiting_putters) == (1, 0)
+        [seen] = service.statistics().actors
+        assert (seen.inbox.depth, seen.inbox.waiting_putters) == (1, 0)
         opened.set()
         await testing.wait_quiescent()
         assert [work.value for work in gate.taken] == [2]
@@ -324,69 +275,47 @@ async def test_queued_work_of_a_cancelled_call_leaves_the_inbox() -> None:
 
 
 @virtual
-async def test_a_deadline_frees_the_caller_and_what_has_expired_is_not_handed_out() -> None:
+async def test_the_deadline_of_work_is_the_earlier_of_call_and_attempt_and_frees_the_caller() -> None:
     gate = Gate()
-    graph = graph_of(gate.node())
-
-    async with engine.deploy(graph) as service:
-        with pytest.raises(ps.DeadlineExceeded):
-            await service.run(graph(1), timeout_seconds=2, priority=3)
-        [work] = gate.taken
-        assert work.cancelled
-        assert (work.priority, work.deadline) == (3, 2.0)
-
-
-@virtual
-async def test_the_deadline_of_work_is_the_earlier_of_call_and_attempt() -> None:
-    gate = Gate()
-
-    @ps.node(timeout_seconds=3)
-    class Timed(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            await gate.take(inbox)
-
-    graph = graph_of(Timed())
+    graph = gate.graph(timeout_seconds=3)
     with pytest.raises(ps.NodeTimeoutError):
         await engine.run(graph(1), timeout_seconds=5)
-    with pytest.raises(ps.DeadlineExceeded):
-        await engine.run(graph(1), timeout_seconds=1)
-    assert [work.deadline for work in gate.taken] == [3, 4]
-    assert all(work.cancelled for work in gate.taken)
+    async with engine.deploy(graph) as service:
+        with pytest.raises(ps.DeadlineExceeded):
+            await service.run(graph(1), timeout_seconds=1, priority=3)
+    assert [(work.deadline, work.priority, work.cancelled) for work in gate.taken] == [(3, 0, True), (4, 3, True)]
 
 
-async def test_only_an_explicit_concurrency_limits_unsettled_work() -> None:
-    unlimited, limited = Gate(), Gate()
-    for gate, node, taken in ((unlimited, unlimited.node(), 50), (limited, limited.node(concurrency=3), 3)):
-        async with engine.deploy(graph_of(node), max_in_flight=50, max_workers=1) as service:
-            calls = [asyncio.create_task(service(x)) for x in range(50)]
+@pytest.mark.parametrize(("policy", "taken"), [({}, 50), ({"concurrency": 3}, 3)])
+async def test_only_an_explicit_concurrency_limits_unsettled_work(policy: Any, taken: int) -> None:
+    gate = Gate()
+    async with engine.deploy(gate.graph(**policy), max_in_flight=50, max_workers=1) as service:
+        calls = [asyncio.create_task(service(x)) for x in range(50)]
+        await testing.wait_quiescent()
+        assert len(gate.taken) == taken
+        while gate.taken:
+            work = gate.taken.pop(0)
+            work.finish(work.value)
             await testing.wait_quiescent()
-            assert len(gate.taken) == taken
-            while gate.taken:
-                work = gate.taken.pop(0)
-                work.finish(work.value)
-                await testing.wait_quiescent()
-            assert await asyncio.gather(*calls) == list(range(50))
+        assert await asyncio.gather(*calls) == list(range(50))
 
 
 async def test_work_that_does_not_fit_waits_outside_the_inbox() -> None:
     opened = asyncio.Event()
     depths: list[int] = []
 
-    @ps.node(capacity=4)
-    class Late(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            await opened.wait()
+    async def late(inbox: IntInbox) -> None:
+        await opened.wait()
+        while True:
             depths.append(len(inbox))
-            while True:
-                work = await inbox.get()
-                depths.append(len(inbox))
-                work.finish(work.value)
+            work = await inbox.get()
+            work.finish(work.value)
 
-    async with engine.deploy(graph_of(Late())) as service:
+    async with engine.deploy(ps.graph(actor(late, capacity=4))) as service:
         calls = [asyncio.create_task(service(x)) for x in range(20)]
         await testing.wait_quiescent()
-        [actor] = service.statistics().actors
-        assert (actor.in_flight, actor.inbox.depth, actor.inbox.waiting_putters) == (20, 4, 16)
+        [seen] = service.statistics().actors
+        assert (seen.in_flight, seen.inbox.depth, seen.inbox.waiting_putters) == (20, 4, 16)
         opened.set()
         assert await asyncio.gather(*calls) == list(range(20))
     assert max(depths) == 4
@@ -394,95 +323,56 @@ async def test_work_that_does_not_fit_waits_outside_the_inbox() -> None:
 
 @pytest.mark.parametrize("ending", ["raise", "return", "foreign cancel"])
 async def test_the_end_of_a_loop_fails_its_items_and_names_the_actor(ending: str) -> None:
-    @ps.node(restart="temporary")
-    class Ending(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            work = await inbox.get()
-            while work.value:
-                work = await inbox.get()
-            if ending == "raise":
-                raise OSError("the disk is gone")
-            if ending == "foreign cancel":
-                lost = asyncio.get_running_loop().create_future()
-                lost.cancel()
-                await lost
+    async def closing(inbox: IntInbox) -> None:
+        while (await inbox.get()).value:
+            pass
+        if ending == "raise":
+            raise OSError("the disk is gone")
+        if ending == "foreign cancel":
+            lost = asyncio.get_running_loop().create_future()
+            lost.cancel()
+            await lost
 
-    async with engine.deploy(graph_of(Ending())) as service:
-        results = await asyncio.gather(*(service(x) for x in (1, 0, 2)), return_exceptions=True)
-        with pytest.raises(ps.ActorStopped, match="actor 'Ending' takes no more items: its loop") as caught:
-            await service(3)
-    assert all(isinstance(result, ps.ActorStopped) for result in results)
+    async with engine.deploy(ps.graph(actor(closing, restart="temporary", capacity=1))) as service:
+        results = await asyncio.gather(*(service(x) for x in (1, 0, 2, 3)), return_exceptions=True)
+        with pytest.raises(ps.ActorStopped, match="actor 'closing' takes no more items: its loop") as caught:
+            await service(4)
+    assert [type(result) for result in results] == [ps.ActorStopped] * 4  # also of those that wait for room
     assert isinstance(caught.value.__cause__, OSError) == (ending == "raise")
     assert ("awaited something that was cancelled" in str(caught.value)) == (ending == "foreign cancel")
-    assert len({id(result) for result in results}) == 3
+    assert len({id(result) for result in results}) == 4
 
 
 async def test_what_a_loop_that_has_ended_left_running_may_still_settle_its_work() -> None:
-    gate = Gate()
+    taken: list[ps.Work[int, int]] = []
 
-    @ps.node(restart="temporary")
-    class Short(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            gate.taken.append(await inbox.get())
+    async def short(inbox: IntInbox) -> None:
+        taken.append(await inbox.get())
 
-    async with engine.deploy(graph_of(Short())) as service:
+    async with engine.deploy(ps.graph(actor(short, restart="temporary"))) as service:
         with pytest.raises(ps.ActorStopped):
             await service(1)
-        assert gate.taken[0].cancelled
-        gate.taken[0].finish(1)  # does nothing
-
-
-async def test_items_that_wait_for_room_fail_with_the_others() -> None:
-    opened = asyncio.Event()
-
-    @ps.node(capacity=1, restart="temporary")
-    class Stuck(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            await opened.wait()
-            raise OSError("gone")
-
-    async with engine.deploy(graph_of(Stuck())) as service:
-        calls = [asyncio.create_task(service(x)) for x in range(5)]
-        await testing.wait_quiescent()
-        opened.set()
-        results = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(result) for result in results] == [ps.ActorStopped] * 5
-
-
-async def test_an_actor_that_cannot_be_entered_keeps_the_scope_from_starting() -> None:
-    class Broken(ps.Actor[int, int]):
-        async def __aenter__(self) -> Self:
-            raise OSError("no such device")
-
-        async def __aexit__(self, *exc_info: object) -> None: ...
-
-        async def loop(self, inbox: IntInbox, /) -> None:
-            await inbox.get()
-
-    with pytest.raises(OSError, match="no such device") as caught:
-        await engine.run(graph_of(ps.node(Broken)())(1))
-    assert "stateful node 'Broken'" in caught.value.__notes__[0]
+        assert taken[0].cancelled
+        taken[0].finish(1)  # does nothing
 
 
 @pytest.mark.parametrize("in_a_task", [False, True])
 async def test_what_the_end_of_a_loop_raises_reaches_the_scope(in_a_task: bool) -> None:
-    @ps.node
-    class Untidy(ps.Actor[int, int]):
-        async def work(self, inbox: IntInbox) -> None:
-            try:
-                while True:
-                    (await inbox.get()).finish(0)
-            except ps.InboxClosed:
-                raise OSError("could not flush") from None
+    async def work(inbox: IntInbox) -> None:
+        try:
+            while True:
+                (await inbox.get()).finish(0)
+        except ps.InboxClosed:
+            raise OSError("could not flush") from None
 
-        async def loop(self, inbox: IntInbox, /) -> None:
-            if not in_a_task:
-                await self.work(inbox)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self.work(inbox))
+    async def untidy(inbox: IntInbox) -> None:
+        if not in_a_task:
+            await work(inbox)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(work(inbox))
 
     with pytest.raises(ExceptionGroup if in_a_task else OSError) as caught:
-        async with engine.deploy(graph_of(Untidy())) as service:
+        async with engine.deploy(ps.graph(actor(untidy))) as service:
             assert await service(1) == 0
     assert "could not flush" in repr(caught.value)
 
@@ -508,51 +398,24 @@ async def test_an_instance_is_left_to_its_end_however_long_that_takes(end: str) 
                 await asyncio.sleep(10 if end == "cancelled" else 0)
 
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(1 if end == "cancelled" else None), engine.deploy(graph_of(Careful())) as service:
+        async with asyncio.timeout(1 if end == "cancelled" else None), engine.deploy(ps.graph(Careful())) as service:
             assert await service(1) == 2
     assert log == ["left"]
-
-
-async def test_a_start_that_swallows_its_cancellation_is_left() -> None:
-    log: list[str] = []
-
-    @ps.node
-    class Stubborn(Doubler):
-        async def __aenter__(self) -> Self:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                log.append("swallowed")
-            return self
-
-        async def __aexit__(self, *exc_info: object) -> None:
-            log.append("left")
-
-    starting = asyncio.create_task(engine.deploy(graph_of(Stubborn())).__aenter__())
-    await testing.wait_quiescent()
-    starting.cancel()
-    await asyncio.wait([starting])
-    assert starting.cancelled()
-    assert log == ["swallowed", "left"]
 
 
 @pytest.mark.parametrize(
     ("policy", "seconds"),
     [({}, 5.0), ({"shutdown_seconds": 0}, 0.0), ({"shutdown_seconds": 0.5}, 0.5), ({"shutdown_seconds": 90}, 60.0)],
 )
-def test_a_loop_that_does_not_end_with_its_inbox_is_cancelled_after_a_while(policy: Any, seconds: float) -> None:
-    async def main() -> float:
-        @ps.node(**policy)
-        class Sleepy(ps.Actor[int, int]):
-            async def loop(self, inbox: IntInbox, /) -> None:
-                (await inbox.get()).finish(0)
-                await asyncio.sleep(60)
+@virtual
+async def test_a_loop_that_does_not_end_with_its_inbox_is_cancelled_after_a_while(policy: Any, seconds: float) -> None:
+    async def sleepy(inbox: IntInbox) -> None:
+        (await inbox.get()).finish(0)
+        await asyncio.sleep(60)
 
-        async with engine.deploy(graph_of(Sleepy()), max_in_flight=1) as service:
-            assert await service(1) == 0
-        return asyncio.get_running_loop().time()
-
-    assert testing.run_virtual(main) == seconds
+    async with engine.deploy(ps.graph(actor(sleepy, **policy)), max_in_flight=1) as service:
+        assert await service(1) == 0
+    assert asyncio.get_running_loop().time() == seconds
 
 
 def test_only_a_class_that_owns_its_loop_has_a_shutdown() -> None:
@@ -572,7 +435,7 @@ def test_only_a_class_that_owns_its_loop_has_a_shutdown() -> None:
 
 async def test_an_aborted_deployment_ends_its_loops() -> None:
     gate = Gate()
-    async with engine.deploy(graph_of(gate.node())) as service:
+    async with engine.deploy(gate.graph()) as service:
         call = asyncio.create_task(service(1))
         await testing.wait_quiescent()
         await service.abort()
@@ -582,12 +445,6 @@ async def test_an_aborted_deployment_ends_its_loops() -> None:
 
 
 def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
-    double = Doubler()
-
-    @ps.graph
-    async def twice(x: int) -> int:
-        return await double(await double(x))
-
     async def main() -> int:
         async with asyncio.timeout(10):
             return await engine.run(twice(3))
@@ -599,16 +456,14 @@ def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
 
 
 def test_every_item_has_one_outcome_under_many_interleavings(effort: int) -> None:
-    async def main() -> None:
-        @ps.node(capacity=2)
-        class Slow(ps.Actor[int, int]):
-            async def loop(self, inbox: IntInbox, /) -> None:
-                while True:
-                    for work in [await inbox.get(), *inbox.take_nowait(1)]:
-                        await asyncio.sleep(0.01)
-                        work.finish(work.value)
+    async def slow(inbox: IntInbox) -> None:
+        while True:
+            for work in [await inbox.get(), *inbox.take_nowait(1)]:
+                await asyncio.sleep(0.01)
+                work.finish(work.value)
 
-        async with engine.deploy(graph_of(Slow())) as service:
+    async def main() -> None:
+        async with engine.deploy(ps.graph(actor(slow, capacity=2))) as service:
             calls = [asyncio.create_task(service(x)) for x in range(8)]
             await asyncio.sleep(0.015)
             for call in calls[::3]:
@@ -669,8 +524,6 @@ async def test_several_arguments_need_no_class_that_is_known() -> None:
 
 
 async def test_several_arguments_are_refused_where_items_are_no_tuples() -> None:
-    double = Doubler()
-
     @ps.graph
     async def wrong(x: int) -> int:
         return await double(x, x)  # type: ignore[call-arg]
@@ -700,12 +553,7 @@ def told(service: engine.Service[..., object]) -> list[dict[tuple[str, str], flo
 
 
 async def test_what_a_loop_tells_of_itself_shows_in_statistics_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    tell = Teller()
-
-    @ps.graph
-    async def once(x: int) -> int:
-        return await tell(x)
-
+    once = ps.graph(Teller())
     monkeypatch.setenv("COLUMNS", "300")  # xdist sets it to 80
     with collecting(monkeypatch) as collected:
         async with engine.deploy(once) as service, engine.deploy(once) as other:
@@ -714,7 +562,7 @@ async def test_what_a_loop_tells_of_itself_shows_in_statistics_and_metrics(monke
             figures = {("total", "{total}"): 4, ("step", "s"): 0.25, ("cache", "By"): 2**20}
             assert told(service) == [figures]
             assert str(service.statistics()).endswith("4  0.250  1,048,576")
-            of = {"graph": "once", "node": "Teller", "figure": "total", "unit": "{total}"}
+            of = {"graph": "Teller", "node": "Teller", "figure": "total", "unit": "{total}"}
             assert collected.total(names.METRIC_NODE_FIGURE, **of) == 4 + 6  # summed over two loops
             with pytest.raises(ps.ActorRestarted):
                 await service(-1)
@@ -726,10 +574,10 @@ async def test_call_sites_of_one_loop_tell_the_same() -> None:
     tell = Teller()
 
     @ps.graph
-    async def twice(x: int) -> int:
+    async def graph(x: int) -> int:
         return await tell(await tell(x))
 
-    async with engine.deploy(twice) as service:
+    async with engine.deploy(graph) as service:
         assert await service(3) == 6
         assert [one["total", "{total}"] for one in told(service)] == [6, 6]
 
@@ -743,16 +591,16 @@ async def test_only_numbers_are_told() -> None:
 
 
 async def test_a_loop_may_be_replaced_by_a_fake() -> None:
-    log = Log()
+    log: list[str] = []
     node = logging_actor(log)
 
     async def fake(x: int) -> int:
         return -x
 
     with testing.replace(node, fake):
-        assert await engine.run(graph_of(node)(3)) == -3
+        assert await engine.run(ps.graph(node)(3)) == -3
         assert await node(3) == -3
-    assert not log.entries
+    assert not log
 
 
 def test_a_class_must_say_what_its_loop_is() -> None:
@@ -781,18 +629,16 @@ async def test_a_subclass_of_an_actor_is_decorated_as_well() -> None:
                 work.finish(work.value * 3)
 
     triple = Tripler()
-    assert await engine.run(graph_of(triple)(2)) == 6
+    assert await engine.run(ps.graph(triple)(2)) == 6
     assert await triple(2) == 6
-    assert "tripler" in str(graph_of(triple))
+    assert "tripler" in str(ps.graph(triple))
 
 
 async def test_a_loop_that_crashes_outside_of_a_graph_fails_the_call_and_is_logged() -> None:
-    @ps.node
-    class Crashing(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            await inbox.get()
-            raise LookupError("broken")
+    async def crashing(inbox: IntInbox) -> None:
+        await inbox.get()
+        raise LookupError("broken")
 
     with capture_logs() as logged, pytest.raises(ps.ActorStopped, match=r"its loop raised LookupError\('broken'\)"):
-        await Crashing()(1)
+        await actor(crashing)(1)
     assert [one["event"] for one in logged] == ["actor.stopped"]

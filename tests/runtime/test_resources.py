@@ -6,7 +6,7 @@ import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import pytest
@@ -14,6 +14,9 @@ import structlog
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import model, same
+
+pytestmark = pytest.mark.timeout(20)  # what is lost might never come back
 
 
 class World:
@@ -25,7 +28,6 @@ class World:
         self.gate.set()
         self.fail_opening: list[BaseException] = []
         self.fail_closing: dict[str, Exception] = {}
-        self.tasks: set[tuple[str, asyncio.Task[object] | None]] = set()
         self.is_open: set[str] = set()
         self.count = 0
 
@@ -51,8 +53,7 @@ class Client:
 @asynccontextmanager
 async def connected(name: str) -> AsyncIterator[Client]:
     world.log.append(f"opening {name}")
-    world.tasks.add((name, asyncio.current_task()))
-    async with asyncio.TaskGroup():  # the task that entered it must leave it
+    async with anyio.create_task_group():  # the task that entered it must leave it
         await world.gate.wait()
         if world.fail_opening:
             raise world.fail_opening.pop()
@@ -66,7 +67,6 @@ async def connected(name: str) -> AsyncIterator[Client]:
             client.closed = True
             world.is_open.discard(name)
             world.log.append(f"close {name}")
-            world.tasks.add((name, asyncio.current_task()))
             await asyncio.sleep(0)
     if name in world.fail_closing:
         raise world.fail_closing[name]
@@ -196,23 +196,14 @@ async def test_what_is_closed_is_let_go_and_opened_again_by_the_next_run() -> No
         assert held[-1]() is None
 
 
-async def test_it_is_opened_and_closed_by_one_task_which_is_no_callers() -> None:
-    await engine.run(search("x"))
-    assert len(world.tasks) == 1
-    ((_, task),) = world.tasks
-    assert task is not asyncio.current_task()
-    world.tasks.clear()
-
-
-_variable = ContextVar("variable", default="")
-
-
 async def test_it_sees_nothing_of_the_context_of_whoever_comes_first() -> None:
+    variable = ContextVar("variable", default="")
+
     @ps.resource
     async def seen() -> AsyncIterator[str]:
-        yield _variable.get()
+        yield variable.get()
 
-    _variable.set("the first caller's")
+    variable.set("the first caller's")
     assert await engine.run(ps.graph(seen)) == ""
 
 
@@ -265,18 +256,14 @@ async def test_bodies_of_control_flow_and_graphs_inside_share_it() -> None:
             await search(urls[0]),
         ]
 
+    expected = [["web/a", "web/b"], "web/a", "other/b", "web/web/web/a", "web/a"]
     for run in (engine.run, lambda call: call):
         world.log.clear()
-        assert await run(everywhere(["a", "b"])) == [
-            ["web/a", "web/b"], "web/a", "other/b", "web/web/web/a", "web/a",
-        ]  # fmt: skip
-        assert sorted(line for line in world.log if line.startswith("open ")) == [
-            "open other",
-            "open pool4",
-            "open web",
-        ]
+        assert await run(everywhere(["a", "b"])) == expected
+        opened = {line for line in world.log if line.startswith("open ")}
+        assert (opened, len(world.log)) == ({"open other", "open pool4", "open web"}, 9)
     async with engine.deploy(everywhere, search) as service:
-        assert len(await service.map([everywhere(["a", "b"])] * 3)) == 3
+        assert await service.map([everywhere(["a", "b"])] * 3) == [expected] * 3
 
 
 async def test_it_may_be_returned_and_its_attributes_read() -> None:
@@ -409,7 +396,7 @@ async def test_an_engine_that_is_closed_ends_the_openings_that_go_on() -> None:
     assert world.log == ["opening web"]
 
 
-async def test_what_ended_by_itself_is_opened_again_by_whoever_comes_next() -> None:
+async def test_what_ended_by_itself_is_reported_then_and_opened_again_by_whoever_comes_next() -> None:
     broken = asyncio.Event()
 
     async def watch() -> None:
@@ -417,20 +404,19 @@ async def test_what_ended_by_itself_is_opened_again_by_whoever_comes_next() -> N
         raise LookupError("lost")
 
     @ps.resource
-    async def line() -> AsyncIterator[Client]:
+    async def line() -> AsyncIterator[int]:
         async with connected("line") as client, asyncio.TaskGroup() as group:
             watcher = group.create_task(watch())
-            yield client
+            yield client.number
             watcher.cancel()
 
-    @ps.graph
-    async def use() -> int:
-        return (await line()).number
-
+    use = ps.graph(line)
     async with engine.Engine() as e:
         assert await e.run(use) == 1
-        broken.set()
-        await testing.wait_quiescent()
+        with structlog.testing.capture_logs() as logs:
+            broken.set()
+            await testing.wait_quiescent()
+        assert [entry["event"] for entry in logs] == ["resource.ended"]
         assert "close line" in world.log
         broken.clear()
         assert await e.run(use) == 2
@@ -460,11 +446,6 @@ def test_a_cancel_at_every_step_leaves_nothing_open(kind: str) -> None:
 
 
 # --- without an engine
-
-
-async def test_a_graph_without_an_engine_opens_it_and_closes_it_at_its_end() -> None:
-    assert await both("x") == ("web/x", "pool4/x")
-    assert world.log == ["opening web", "open web", "opening pool4", "open pool4", "close pool4", "close web"]
 
 
 async def test_graphs_inside_of_one_without_an_engine_share_it() -> None:
@@ -557,36 +538,17 @@ async def test_a_trace_does_not_go_stale() -> None:
     assert await engine.run(search("a")) == "web/a"
 
 
-async def test_a_resource_with_scopes_of_anyio_is_left_in_its_own_task() -> None:
-    @ps.resource
-    async def beating() -> AsyncIterator[int]:
-        async with anyio.create_task_group() as group:
-            group.start_soon(anyio.sleep_forever)
-            with anyio.CancelScope():
-                yield 1
-            group.cancel_scope.cancel()
-
-    use = ps.graph(beating)
-
-    assert await engine.run(use) == 1
-    assert await use() == 1
-    async with engine.Engine() as e:
-        assert await e.run(use) == 1
-
-
 class Lost:
-    """A resource whose task is cancelled by code outside the engine, and graphs that use the resource."""
+    """A resource whose task is cancelled by code outside the engine, and a graph that uses the resource."""
 
     def __init__(self) -> None:
         self.opened = 0
         self.is_open = False
         self.task: asyncio.Task[object] | None = None
-        self.resource: Any = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.refusal: Exception | None = None
 
-    def graph(self) -> ps.Graph[[], int]:
         @ps.resource
         async def line() -> AsyncIterator[int]:
             self.task = asyncio.current_task()
@@ -600,8 +562,6 @@ class Lost:
             finally:
                 self.is_open = False
 
-        self.resource = line
-
         @ps.node
         async def use(number: int) -> int:
             assert self.is_open
@@ -611,7 +571,7 @@ class Lost:
         async def graph() -> int:
             return await use(await line())
 
-        return graph
+        self.resource, self.graph = line, graph
 
     async def lose(self) -> None:
         assert self.task is not None
@@ -620,75 +580,39 @@ class Lost:
         assert not self.is_open
 
 
-@pytest.mark.timeout(20)
 async def test_one_whose_task_was_cancelled_is_reported_and_opened_again_by_the_next_run() -> None:
     lost = Lost()
-    graph = lost.graph()
     async with engine.Engine() as e:
-        assert await e.run(graph) == 1
+        assert await e.run(lost.graph) == 1
         with structlog.testing.capture_logs() as logs:
             await lost.lose()
-        assert await e.run(graph) == 2
+        assert await e.run(lost.graph) == 2
     assert [(entry["event"], entry["error"]) for entry in logs] == [("resource.ended", "its task was cancelled")]
     assert not lost.is_open
 
 
-async def test_one_that_has_ended_with_an_error_is_reported_then_and_not_at_the_end_of_the_engine() -> None:
-    broken = asyncio.Event()
-
-    @ps.resource
-    async def line() -> AsyncIterator[int]:
-        async def breaks() -> None:
-            await broken.wait()
-            raise OSError("the line broke")
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(breaks())
-            yield 1
-
-    @ps.node
-    async def use(number: int) -> int:
-        return number
-
-    @ps.graph
-    async def graph() -> int:
-        return await use(await line())
-
-    async with engine.Engine() as e:
-        assert await e.run(graph) == 1
-        with structlog.testing.capture_logs() as logs:
-            broken.set()
-            await testing.wait_quiescent()
-    assert [entry["event"] for entry in logs] == ["resource.ended"]
-
-
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("is_own", [False, True])
 async def test_a_deployment_opens_it_again_for_its_next_call(is_own: bool) -> None:
-    lost = Lost()
-    graph = lost.graph()
-    own = engine.Engine()
-    async with own, (own if is_own else engine).deploy(graph) as service:
+    lost, own = Lost(), engine.Engine()
+    async with own, (own if is_own else engine).deploy(lost.graph) as service:
         assert await service() == 1
         await lost.lose()
         assert await asyncio.gather(service(), service()) == [2, 2]
         assert await service() == 2
         await lost.lose()
-        assert await service.map([graph()]) == [3]
+        assert await service.map([lost.graph()]) == [3]
         assert await service() == 3
     assert not lost.is_open
 
 
-@pytest.mark.timeout(20)
 async def test_a_call_that_waits_for_it_keeps_its_deadline_and_ends_with_its_deployment() -> None:
     lost = Lost()
-    graph = lost.graph()
-    async with engine.deploy(graph) as service:
+    async with engine.deploy(lost.graph) as service:
         assert await service() == 1
         await lost.lose()
         lost.gate.clear()
         with pytest.raises(ps.DeadlineExceeded, match="not opened again"):
-            await service.run(graph(), timeout_seconds=0.01)
+            await service.run(lost.graph(), timeout_seconds=0.01)
         waiting = asyncio.create_task(service())
         await testing.wait_quiescent()
         await service.abort()
@@ -698,11 +622,9 @@ async def test_a_call_that_waits_for_it_keeps_its_deadline_and_ends_with_its_dep
     assert (seen.completed, seen.failed, seen.expired) == (1, 1, 1)
 
 
-@pytest.mark.timeout(20)
 async def test_a_call_whose_resource_is_not_opened_again_has_failed_whatever_the_reason() -> None:
     lost = Lost()
-    graph = lost.graph()
-    async with engine.deploy(graph) as service:
+    async with engine.deploy(lost.graph) as service:
         assert await service() == 1
         await lost.lose()
         for lost.refusal in (OSError("down"), ps.Overloaded("another deployment has no place")):
@@ -712,11 +634,9 @@ async def test_a_call_whose_resource_is_not_opened_again_has_failed_whatever_the
     assert (seen.completed, seen.failed, seen.admission.refused) == (1, 2, 0)
 
 
-@pytest.mark.timeout(20)
 async def test_draining_waits_for_calls_that_wait_for_it() -> None:
     lost = Lost()
-    graph = lost.graph()
-    async with engine.deploy(graph) as service:
+    async with engine.deploy(lost.graph) as service:
         await lost.lose()
         lost.gate.clear()
         waiting = asyncio.create_task(service())
@@ -728,27 +648,13 @@ async def test_draining_waits_for_calls_that_wait_for_it() -> None:
         await draining
 
 
-@pytest.mark.timeout(20)
 async def test_one_that_ends_while_a_deployment_starts_is_opened_again_for_its_first_call() -> None:
     lost = Lost()
-    inner = lost.graph()
-
-    @ps.node
-    class Slow:
-        async def __aenter__(self) -> Self:
-            await lost.lose()
-            return self
-
-        async def __aexit__(self, *exc_info: object) -> None: ...
-
-        async def __call__(self, number: int) -> int:
-            return number
-
-    slow = Slow()
+    slow = model(enter=lost.lose)
 
     @ps.graph
     async def graph() -> int:
-        return await slow(await inner())
+        return await slow(await lost.graph())
 
     async with engine.deploy(graph) as service:
         assert await service() == 2
@@ -756,40 +662,33 @@ async def test_one_that_ends_while_a_deployment_starts_is_opened_again_for_its_f
 
 
 class Unstable:
-    """A resource that is lost `losses` times while the next resource is opened, and graphs that use both resources."""
+    """A resource that is lost `losses` times while the next resource is opened, and a graph that uses both."""
 
     def __init__(self, losses: int) -> None:
         self.opened = 0
-        self.losses = losses
         self.lose = asyncio.Event()
         self.lost = asyncio.Event()
 
-    def graph(self) -> ps.Graph[[], tuple[int, str]]:
         @ps.resource
         async def line() -> AsyncIterator[int]:
             self.opened += 1
             async with asyncio.TaskGroup() as tasks:
-                if self.opened <= self.losses:
+                if self.opened <= losses:
                     tasks.create_task(self._break())
                 yield self.opened
 
         @ps.resource
         async def model() -> AsyncIterator[str]:
-            if self.losses:
-                self.lose.set()
-                await self.lost.wait()
-                await testing.wait_quiescent()
+            self.lose.set()
+            await self.lost.wait()
+            await testing.wait_quiescent()
             yield "model"
-
-        @ps.node
-        async def use(number: int, text: str) -> tuple[int, str]:
-            return number, text
 
         @ps.graph
         async def graph() -> tuple[int, str]:
-            return await use(await line(), await model())
+            return await line(), await model()
 
-        return graph
+        self.graph = graph
 
     async def _break(self) -> None:
         await self.lose.wait()
@@ -797,32 +696,27 @@ class Unstable:
         raise ConnectionError("the line is down")
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("verb", ["run", "stream", "deploy"])
 async def test_one_that_is_lost_while_the_next_is_opened_is_opened_again(verb: str) -> None:
-    unstable = Unstable(losses=1)
-    graph = unstable.graph()
+    graph = Unstable(losses=1).graph
     async with engine.Engine() as e:
         if verb == "run":
             assert await e.run(graph) == (2, "model")
         elif verb == "stream":
-            async with e.stream([graph()]) as results:
-                assert [result async for result in results] == [(2, "model")]
+            assert [result async for result in e.stream([graph()])] == [(2, "model")]
         else:
             async with e.deploy(graph) as service:
                 assert await service() == (2, "model")
 
 
-@pytest.mark.timeout(20)
 async def test_one_that_is_lost_again_and_again_ends_the_call_with_what_it_was_lost_to() -> None:
     unstable = Unstable(losses=1 << 30)
     with pytest.raises(ExceptionGroup) as caught:
-        await engine.run(unstable.graph())
+        await engine.run(unstable.graph)
     assert [str(error) for error in caught.value.exceptions] == ["the line is down"]
     assert unstable.opened == 2
 
 
-@pytest.mark.timeout(20)
 async def test_a_call_that_comes_while_a_lost_one_unwinds_waits_and_opens_it_again() -> None:
     opened = 0
     lose, unwinding, gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -848,18 +742,7 @@ async def test_a_call_that_comes_while_a_lost_one_unwinds_waits_and_opens_it_aga
                 tasks.create_task(lost())
             yield opened
 
-    @ps.node
-    async def use(number: int) -> int:
-        return number
-
-    @ps.graph
-    async def graph() -> int:
-        return await use(await line())
-
-    @ps.graph
-    async def other() -> int:
-        return await use(await line())
-
+    graph, other = ps.graph(line), line >> same
     async with engine.Engine() as e:
         assert await e.run(graph) == 1
         lose.set()
@@ -871,28 +754,23 @@ async def test_a_call_that_comes_while_a_lost_one_unwinds_waits_and_opens_it_aga
         assert await waiting == 2
 
 
-@pytest.mark.timeout(20)
 async def test_a_reload_opens_one_that_was_lost_and_that_a_call_gave_up() -> None:
     lost = Lost()
-    graph = lost.graph()
-    async with engine.Engine() as e, e.deploy(graph) as service:
+    async with engine.Engine() as e, e.deploy(lost.graph) as service:
         assert await service() == 1
         await lost.lose()
         lost.gate.clear()
         with pytest.raises(ps.DeadlineExceeded, match="not opened again"):
-            await service.run(graph(), timeout_seconds=0.01)
+            await service.run(lost.graph(), timeout_seconds=0.01)
         lost.gate.set()
         await service.reload(lost.resource)
         assert await service() == lost.opened
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("is_own", [False, True])
 async def test_a_call_that_waits_for_one_that_was_lost_gets_what_a_reload_opens(is_own: bool) -> None:
-    lost = Lost()
-    graph = lost.graph()
-    own = engine.Engine()
-    async with own, (own if is_own else engine).deploy(graph) as service:
+    lost, own = Lost(), engine.Engine()
+    async with own, (own if is_own else engine).deploy(lost.graph) as service:
         assert await service() == 1
         await lost.lose()
         lost.gate = asyncio.Event()  # never set
@@ -904,11 +782,9 @@ async def test_a_call_that_waits_for_one_that_was_lost_gets_what_a_reload_opens(
         assert await waiting == 2
 
 
-@pytest.mark.timeout(20)
 async def test_a_call_that_waits_for_one_that_was_lost_and_leaves_does_not_end_a_reload() -> None:
     lost = Lost()
-    graph = lost.graph()
-    async with engine.Engine() as e, e.deploy(graph) as service:
+    async with engine.Engine() as e, e.deploy(lost.graph) as service:
         assert await service() == 1
         await lost.lose()
         lost.gate = asyncio.Event()  # never set
