@@ -14,18 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 import penstock as ps
-from penstock import devices, engine
+from penstock import engine
 from tests.bad_days import process_nodes
 
 
 @ps.node(runs_on="thread")
 def in_thread(x: int) -> int:
     return x + 1
-
-
-@ps.device_node(device="cpu")
-def twice(x: Any) -> Any:
-    return x * 2
 
 
 @ps.graph
@@ -36,9 +31,6 @@ async def waiting(begun: str, go_on: str) -> str:
 @ps.graph
 async def work(x: int) -> int:
     return process_nodes.square(in_thread(x))
-
-
-doubled = ps.graph(twice)
 
 
 def fork(way: str, target: Callable[[], None]) -> Callable[[], None]:
@@ -170,7 +162,15 @@ def living_child(begun: str, go_on: str) -> None:
 
 def device(started: str) -> None:
     """Fork a child that calls a device node; JAX was imported before the fork, and started or not."""
-    import jax.numpy as jnp
+    import jax.numpy as jnp  # the workers of other programs import this module, and need no JAX
+
+    from penstock import devices
+
+    @ps.device_node(device="cpu")
+    def twice(x: Any) -> Any:
+        return x * 2
+
+    doubled = ps.graph(twice)
 
     def child() -> None:
         try:

@@ -3,8 +3,8 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import numbers, paused
+from tests.kit import Gate, model, numbers, paused
 
 echoed = ps.graph(paused)
 
@@ -42,23 +42,8 @@ async def test_a_stream_of_a_drained_deployment_hands_out_what_was_accepted_and_
 
 @pytest.mark.parametrize("collect", [False, True], ids=["by reference count", "while idle, by the collector"])
 async def test_a_stream_that_is_dropped_ends_all_that_it_began(collect: bool) -> None:
-    left: list[str] = []
-
-    @ps.node
-    class Held:
-        async def __aenter__(self) -> "Held":
-            return self
-
-        async def __aexit__(self, *exc_info: object) -> None:
-            await asyncio.sleep(0)
-            left.append("left")
-
-        async def __call__(self, x: int) -> int:
-            return x
-
-    held = Held()
-
-    holding = ps.graph(held)
+    log: list[str] = []
+    holding = ps.graph(model(log, leave=partial(asyncio.sleep, 0)))
 
     async def read_one() -> None:
         async for _ in engine.stream(holding(x) for x in range(1000)):
@@ -72,7 +57,7 @@ async def test_a_stream_that_is_dropped_ends_all_that_it_began(collect: bool) ->
         await testing.wait_quiescent()
     finally:
         gc.enable()
-    assert left == ["left"]
+    assert log == ["entered", "left"]
 
 
 @ps.node
@@ -101,8 +86,8 @@ counting = ps.graph(counted)
 one_number = ps.graph(number_of)
 
 
-async def read_all(stream: engine.Stream[int]) -> None:
-    async for _ in stream:
+async def read_all(values: AsyncIterable[object]) -> None:
+    async for _ in values:
         pass
 
 
@@ -113,10 +98,10 @@ async def cancelled_by_its_task(stream: engine.Stream[int]) -> None:
     await asyncio.wait([reader])
 
 
-async def cancelled_by_a_task_group_of_anyio(stream: engine.Stream[int]) -> None:
+async def cancelled_by_a_task_group_of_anyio(values: Any) -> None:
     """Cancels a reader as Starlette does when the client of a request has left."""
     async with anyio.create_task_group() as group:
-        group.start_soon(read_all, stream)
+        group.start_soon(read_all, values)
         await testing.wait_quiescent()
         group.cancel_scope.cancel()
 
@@ -126,14 +111,7 @@ async def cancelled_in_a_generator_by_a_task_group_of_anyio(stream: engine.Strea
         async for number in stream:
             yield f"data: {number}"
 
-    async def respond() -> None:
-        async for _ in around():
-            pass
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(respond)
-        await testing.wait_quiescent()
-        group.cancel_scope.cancel()
+    await cancelled_by_a_task_group_of_anyio(around())
 
 
 async def cancelled_before_the_first_value(stream: engine.Stream[int]) -> None:
@@ -144,14 +122,7 @@ async def cancelled_before_the_first_value(stream: engine.Stream[int]) -> None:
 
 
 async def cancelled_while_it_reads_outcomes(stream: engine.Stream[int]) -> None:
-    async def respond() -> None:
-        async for _ in stream.outcomes():
-            pass
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(respond)
-        await testing.wait_quiescent()
-        group.cancel_scope.cancel()
+    await cancelled_by_a_task_group_of_anyio(stream.outcomes())
 
 
 async def timed_out(stream: engine.Stream[int]) -> None:
@@ -206,6 +177,17 @@ async def test_a_stream_that_is_dropped_is_closed_without_the_collector_however_
             gc.enable()
 
 
+def stream_of_five(kind: str, node: Any) -> engine.Stream[int]:
+    """A stream of five calls of a node, or of five values of one call, one after the other."""
+    one: ps.Graph[[int], int] = ps.graph(node)
+
+    @ps.graph
+    async def each() -> AsyncIterator[int]:
+        return ps.map_each(node, numbers(5), concurrency=1)
+
+    return engine.stream(each()) if kind == "values" else engine.stream(map(one, range(5)), max_in_flight=1)
+
+
 @pytest.mark.parametrize("kind", ["calls", "values"])
 async def test_a_read_that_is_cancelled_leaves_the_stream_to_the_next(kind: str) -> None:
     ticks = 0
@@ -215,15 +197,8 @@ async def test_a_read_that_is_cancelled_leaves_the_stream_to_the_next(kind: str)
         await asyncio.sleep(0.02)
         return x
 
-    slowly = ps.graph(slow)
-
-    @ps.graph
-    async def each() -> AsyncIterator[int]:
-        return ps.map_each(slow, numbers(5), concurrency=1)
-
     values: list[int] = []
-    calls = (slowly(number) for number in range(5))
-    async with engine.stream(each()) if kind == "values" else engine.stream(calls, max_in_flight=1) as stream:
+    async with stream_of_five(kind, slow) as stream:
         while len(values) < 5:
             try:
                 async with asyncio.timeout(0.003):
@@ -236,53 +211,31 @@ async def test_a_read_that_is_cancelled_leaves_the_stream_to_the_next(kind: str)
 
 @pytest.mark.parametrize("kind", ["values", "calls"])
 async def test_a_cancelled_wait_for_the_first_item_leaves_the_stream_open(kind: str) -> None:
-    go_on = asyncio.Event()
-
-    @ps.node
-    async def waiting(x: int) -> int:
-        await go_on.wait()
-        return x
-
-    one = ps.graph(waiting)
-
-    @ps.graph
-    async def each() -> AsyncIterator[int]:
-        return ps.map_each(waiting, numbers(3))
-
-    async with engine.stream(each()) if kind == "values" else engine.stream(one(x) for x in range(3)) as stream:
+    gate = Gate()
+    async with stream_of_five(kind, gate.node()) as stream:
         starting = asyncio.ensure_future(stream.wait_started())
         await testing.wait_quiescent()
         starting.cancel()
         await asyncio.wait([starting])
-        go_on.set()
-        assert [x async for x in stream] == [0, 1, 2]
+        gate.open()
+        assert [x async for x in stream] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("kind", ["calls", "values"])
 @pytest.mark.parametrize("second", ["anext", "wait_started"])
 @pytest.mark.parametrize("first", ["anext", "wait_started"])
-async def test_a_second_reader_is_refused_and_the_first_reads_on(first: str, second: str) -> None:
-    go_on = asyncio.Event()
-
-    @ps.node
-    async def waiting(x: int) -> int:
-        await go_on.wait()
-        return x
-
-    graph = ps.graph(waiting)
-
-    async with engine.stream(graph(x) for x in range(3)) as stream:
-        ways: dict[str, Callable[[], Awaitable[object]]] = {
-            "anext": stream.__anext__,
-            "wait_started": stream.wait_started,
-        }
+async def test_a_second_reader_is_refused_and_the_first_reads_on(first: str, second: str, kind: str) -> None:
+    gate = Gate()
+    async with stream_of_five(kind, gate.node()) as stream:
+        ways: dict[str, Any] = {"anext": stream.__anext__, "wait_started": stream.wait_started}
         reader = asyncio.ensure_future(ways[first]())
         await testing.wait_quiescent()
         with pytest.raises(RuntimeError, match="one reader"):
             async with asyncio.timeout(5):
                 await ways[second]()
-        go_on.set()
+        gate.open()
         assert await reader == (0 if first == "anext" else None)
-        assert [x async for x in stream] == ([1, 2] if first == "anext" else [0, 1, 2])
+        assert [x async for x in stream] == ([1, 2, 3, 4] if first == "anext" else [0, 1, 2, 3, 4])
 
 
 async def test_stop_async_iteration_of_a_node_does_not_look_like_the_end_of_the_stream() -> None:
@@ -290,39 +243,5 @@ async def test_stop_async_iteration_of_a_node_does_not_look_like_the_end_of_the_
     async def exhausted(x: int) -> int:
         raise StopAsyncIteration
 
-    graph = ps.graph(exhausted)
-
     with pytest.raises(RuntimeError, match=r"exhausted.*StopAsyncIteration"):
-        async with engine.stream(graph(x) for x in range(3)) as stream:
-            [x async for x in stream]
-
-
-async def test_an_exception_that_refuses_attributes_reaches_the_caller() -> None:
-    @dataclass(frozen=True)
-    class NotFoundError(Exception):
-        key: str
-
-    @ps.node
-    async def find(key: str) -> str:
-        raise NotFoundError(key)
-
-    with pytest.raises(NotFoundError):
-        await engine.run(ps.graph(find)("a"))
-
-
-def test_a_timeout_that_could_never_fire_is_refused() -> None:
-    with pytest.raises(TypeError, match='runs_on="thread"'):
-
-        @ps.node(timeout_seconds=1)
-        def blocking(x: int) -> int:
-            return x
-
-
-async def test_a_generator_keeps_one_context_whoever_steps_it() -> None:
-    def source() -> Iterator[ps.Call[int]]:
-        with ps.execution_options(max_in_flight=3):
-            for number in range(20):
-                yield echoed(number)
-
-    async with engine.stream(source()) as stream:
-        assert [x async for x in stream] == list(range(20))
+        await read_all(engine.stream(map(ps.graph(exhausted), range(3))))

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,28 +12,20 @@ import uvloop
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import paused
+from tests.kit import model, paused, plain
 
-
-@ps.graph
-async def echoed(x: int) -> int:
-    return await paused(x)
-
-
-@ps.graph
-async def unused(x: int) -> int:
-    return await paused(x)
+echoed = ps.graph(paused)
+echoed_in_thread = paused >> ps.node(runs_on="thread", name="in_thread")(plain.fn)
 
 
 class Gate:
     """Says when a stateful node and a handler may continue; logs their steps."""
 
-    def __init__(self) -> None:
-        self.close()
+    log: list[str] = []  # noqa: RUF012 - there is one gate
 
     def close(self) -> None:
         """Close the gate, and clear the log, for another test."""
-        self.log: list[str] = []
+        self.log.clear()
         self.enter = asyncio.Event()
         self.handle = asyncio.Event()
 
@@ -45,38 +38,28 @@ def _closed_gate() -> None:
     gate.close()
 
 
-@ps.node
-class Model:
-    async def __aenter__(self) -> "Model":
-        gate.log.append("entering")
-        try:
-            await gate.enter.wait()
-        except BaseException:
-            await asyncio.sleep(0)
-            gate.log.append("not entered")
-            raise
-        gate.log.append("entered")
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
+async def enter() -> None:
+    gate.log.append("entering")
+    try:
+        await gate.enter.wait()
+    except BaseException:
         await asyncio.sleep(0)
-        gate.log.append("left")
-
-    async def __call__(self, x: int) -> int:
-        try:
-            await gate.handle.wait()
-        except asyncio.CancelledError:
-            for _ in range(5):
-                await asyncio.sleep(0)
-            gate.log.append(f"unwound {x}")
-            raise
-        return x
+        gate.log.append("not entered")
+        raise
 
 
-model = Model()
+async def handle(x: int) -> int:
+    try:
+        await gate.handle.wait()
+    except asyncio.CancelledError:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        gate.log.append(f"unwound {x}")
+        raise
+    return x
 
 
-modelled = ps.graph(model)
+modelled: ps.Graph[[int], int] = ps.graph(model(gate.log, enter=enter, call=handle, leave=partial(asyncio.sleep, 0)))
 
 
 def others() -> set[asyncio.Task[Any]]:
@@ -101,16 +84,13 @@ async def test_a_closed_engine_refuses_every_verb() -> None:
         assert await own.run(echoed(1)) == 1
         stream = own.stream([echoed(1)])
         service = own.deploy(echoed)
-    with pytest.raises(ps.EngineClosedError, match="closed"):
-        await own.run(echoed(1))
-    with pytest.raises(ps.EngineClosedError, match="closed"):
-        await read(own.stream([echoed(1)]))
-    with pytest.raises(ps.EngineClosedError, match="closed"):
-        await read(stream)
-    with pytest.raises(ps.EngineClosedError, match="closed"):
-        await serve(own.deploy(echoed))
-    with pytest.raises(ps.EngineClosedError, match="closed"):
-        await serve(service)
+    verbs: list[Callable[[], Any]] = [
+        lambda: own.run(echoed(1)), lambda: read(own.stream([echoed(1)])), lambda: read(stream),
+        lambda: serve(own.deploy(echoed)), lambda: serve(service),
+    ]  # fmt: skip
+    for verb in verbs:
+        with pytest.raises(ps.EngineClosedError, match="closed"):
+            await verb()
 
 
 def test_an_engine_and_a_deployment_belong_to_one_event_loop() -> None:
@@ -138,14 +118,6 @@ def test_an_engine_and_a_deployment_belong_to_one_event_loop() -> None:
         await kept[0](1)
 
     asyncio.run(first())
-
-
-@ps.node(runs_on="thread")
-def echo_in_thread(x: int) -> int:
-    return x
-
-
-echoed_in_thread = paused >> echo_in_thread
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -176,9 +148,11 @@ async def test_leaving_an_engine_ends_runs_streams_and_deployments_and_waits_unt
         await service.__aenter__()
         call = asyncio.create_task(service(3))
         await testing.wait_quiescent()
+        assert own.statistics().scopes == 3
+    assert own.statistics().scopes == 0
     assert sorted(gate.log) == sorted(["entering", "entered", "left"] * 3 + ["unwound 1", "unwound 2", "unwound 3"])
-    for task in (run, stream, call):
-        with pytest.raises(ps.EngineClosedError):
+    for task, message in ((run, "Engine was closed"), (stream, "Engine was closed"), (call, "deployment was stopped")):
+        with pytest.raises(ps.EngineClosedError, match=message):
             await task
     assert not others()
 
@@ -241,37 +215,18 @@ async def test_a_deployment_is_entered_once() -> None:
         await service.__aenter__()
 
 
-async def test_ready_says_how_the_start_ended() -> None:
-    @ps.node
-    class Database:
-        async def __aenter__(self) -> "Database":
-            raise ConnectionError("no database")
+async def test_who_waits_for_a_start_that_fails_is_told() -> None:
+    async def refuse() -> None:
+        raise ConnectionError("no database")
 
-        async def __aexit__(self, *exc_info: object) -> None: ...
-
-        async def __call__(self, x: int) -> int:
-            return x
-
-    database = Database()
-
-    service = engine.deploy(ps.graph(database))
+    service = engine.deploy(ps.graph(model(enter=refuse)))
     waiting = asyncio.create_task(service.wait_ready())
     with pytest.raises(ConnectionError, match="no database") as raised:
         await service.__aenter__()
-    assert "'Database'" in raised.value.__notes__[0]
+    assert "'Model'" in raised.value.__notes__[0]
     with pytest.raises(ps.EngineClosedError):
         await waiting
     assert service.state == "stopped"
-
-    service = engine.deploy(modelled)
-    waiting = asyncio.create_task(service.wait_ready())
-    using = asyncio.create_task(serve(service))
-    await testing.wait_quiescent()
-    assert not waiting.done()
-    gate.enter.set()
-    await waiting
-    gate.handle.set()
-    assert await using == 1
 
 
 async def test_a_drain_that_is_cancelled_aborts() -> None:
@@ -405,69 +360,31 @@ async def test_options_of_a_context_hold_for_a_bare_call_of_a_service() -> None:
         assert await service(1) == 1
 
 
-@pytest.mark.parametrize("what", ["x", echoed, paused, 7], ids=["a string", "a graph", "a node", "a number"])
-async def test_what_is_no_call_is_refused_by_name(what: object) -> None:
-    async with engine.deploy(echoed) as service:
-        for run, name in ((service.run, "service.run"), (engine.run, "engine.run")):
-            with pytest.raises(TypeError, match=name):
-                await run(what)  # type: ignore[call-overload, operator, arg-type]
-
-
-async def test_a_graph_that_was_not_deployed_is_named() -> None:
-    async with engine.deploy(echoed) as service:
-        with pytest.raises(ps.PlanError, match=r"'unused' is not part of this deployment of echoed"):
-            await service.run(unused(1))
-        assert await service(1) == 1
-
-
 # Use of an engine from inside of its nodes
 
-Inside = Callable[[], Any]
+USES: dict[str, Callable[[engine.Service[[int], int]], Any]] = {
+    "drain": lambda service: service.drain(),
+    "abort": lambda service: service.abort(),
+    "call": lambda service: service(2),
+    "run": lambda service: service.run(service._graphs[0](2)),
+    "stream": lambda service: read(service.stream([])),
+    "map": lambda service: service.map([]),
+}
 
 
-async def from_inside(use: Callable[[dict[str, Any]], Inside]) -> None:
-    """Run `use` in a node of the deployment, and of the stream, that `use` gets."""
-    objects: dict[str, Any] = {}
-
+@pytest.mark.parametrize("verb", USES)
+async def test_a_deployment_is_not_called_or_stopped_from_inside_itself(verb: str) -> None:
     @ps.node
     async def call_back(x: int) -> int:
-        await use(objects)()
+        await USES[verb](service)
         return x
 
-    @ps.graph
-    async def calling(x: int) -> int:
-        return await call_back(x)
-
+    calling = ps.graph(call_back)
     async with engine.deploy(calling) as service:
-        objects["service"] = service
-        with pytest.raises(ps.ReentrantCallError, match="calling → calling"):
-            await service(1)
-        with pytest.raises(ps.ReentrantCallError, match="calling → calling"):
-            await service.map([calling(1)])
+        for call in (service(1), service.map([calling(1)])):
+            with pytest.raises(ps.ReentrantCallError, match="call_back → call_back"):
+                await call
         assert service.state == "ready"
-
-
-async def test_the_statistics_of_a_deployment_count_the_calls_of_its_streams() -> None:
-    async with engine.deploy(echoed) as service:
-        assert await service.map(echoed(x) for x in range(5)) == list(range(5))
-        assert service.statistics().admission.admitted == 5
-        assert service.statistics().completed == 5
-
-
-@pytest.mark.parametrize("verb", ["drain", "abort", "call", "run", "stream", "map"])
-async def test_a_deployment_is_not_called_or_stopped_from_inside_itself(verb: str) -> None:
-    def use(objects: dict[str, Any]) -> Inside:
-        service = objects["service"]
-        return {
-            "drain": service.drain,
-            "abort": service.abort,
-            "call": lambda: service(2),
-            "run": lambda: service.run(service._graphs[0](2)),
-            "stream": lambda: read(service.stream([])),
-            "map": lambda: service.map([]),
-        }[verb]
-
-    await from_inside(use)
 
 
 async def test_a_deployment_is_not_called_from_inside_itself_through_a_run() -> None:
@@ -483,13 +400,9 @@ async def test_a_deployment_is_not_called_from_inside_itself_through_a_run() -> 
     async def run_inner(x: int) -> int:
         return await engine.run(inner(x))
 
-    @ps.graph
-    async def outer(x: int) -> int:
-        return await run_inner(x)
-
-    async with engine.deploy(outer) as service:
+    async with engine.deploy(ps.graph(run_inner)) as service:
         box.append(service)
-        with pytest.raises(ps.ReentrantCallError, match="outer → outer"):
+        with pytest.raises(ps.ReentrantCallError, match="run_inner → run_inner"):
             await service(1)
         async with engine.deploy(echoed) as other:  # calling another deployment is allowed
             box[0] = other

@@ -9,19 +9,13 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import pytest
-import structlog
 
 import penstock as ps
 from penstock import engine, testing
 from tests.bad_days import process_nodes
-from tests.kit import plain, same, virtual
+from tests.kit import model, numbers, plain, same
 
 SCHEDULERS = ["auto", "actors", "parallel", "wave", "sequential"]
-
-
-@ps.node
-async def raise_async(x: int) -> int:
-    raise LookupError(x)
 
 
 @ps.node
@@ -35,29 +29,8 @@ def raise_inline(x: int) -> int:
     raise LookupError(x)
 
 
-@ps.node(runs_on="thread")
-def raise_in_thread(x: int) -> int:
+async def raise_for(x: int) -> int:
     raise LookupError(x)
-
-
-@ps.node(concurrency=2)
-async def raise_limited(x: int) -> int:
-    raise LookupError(x)
-
-
-@ps.node
-class RaiseStateful:
-    async def __aenter__(self) -> "RaiseStateful":
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        pass
-
-    async def __call__(self, x: int) -> int:
-        raise LookupError(x)
-
-
-raise_stateful = RaiseStateful()
 
 
 class Raiser:
@@ -72,59 +45,40 @@ async def true(x: int) -> bool:
 
 
 RAISERS = {
-    "raise_async": raise_async,
+    "raise_async": ps.node(name="raise_async")(raise_for),
     "raise_later": raise_later,
     "raise_inline": raise_inline,
-    "raise_in_thread": raise_in_thread,
+    "raise_in_thread": ps.node(name="raise_in_thread", runs_on="thread")(raise_inline.fn),
     "raise_it": process_nodes.raise_it,
-    "raise_limited": raise_limited,
-    "RaiseStateful": raise_stateful,
+    "raise_limited": ps.node(name="raise_limited", concurrency=2)(raise_for),
+    "Model": model(call=raise_for),
     "raise_method": Raiser().raise_method,
 }
 
 
-PLAIN = {"raise_inline", "raise_in_thread", "raise_it"}
-
-
-def graph_of(node: str) -> ps.Graph[[int], int]:
-    raiser = RAISERS[node]
-    if node in PLAIN:
-
-        @ps.graph
-        async def line(x: int) -> int:
-            return await same(raiser(await same(x)))
-
-        return line
-
-    @ps.graph
-    async def line(x: int) -> int:
-        return await same(await raiser(await same(x)))
-
-    return line
-
-
 @pytest.mark.parametrize("node", RAISERS)
 async def test_a_raise_in_every_kind_of_node_under_every_scheduler(node: str) -> None:
-    graph = graph_of(node)
+    graph = same >> RAISERS[node] >> same
+    name = graph.name
     async with engine.Engine() as own:  # one Engine, so that worker processes start once
         for scheduler in SCHEDULERS:
             with pytest.raises(LookupError) as raised:
                 await own.run(graph(3), scheduler=scheduler)
             assert raised.value.args == (3,)
-            assert raised.value.__notes__ == [f"in node {node!r} of graph 'line', item 0, attempt 1"]
+            assert raised.value.__notes__ == [f"in node {node!r} of graph {name!r}, item 0, attempt 1"]
 
             async with own.stream((graph(x) for x in range(2)), scheduler=scheduler) as stream:
                 outcomes = [outcome async for outcome in stream.outcomes()]
             assert [repr(outcome.error) for outcome in outcomes] == ["LookupError(0)", "LookupError(1)"]
             assert [outcome.error.__notes__ for outcome in outcomes if outcome.error is not None] == [
-                [f"in node {node!r} of graph 'line', item {item}, attempt 1"] for item in range(2)
+                [f"in node {node!r} of graph {name!r}, item {item}, attempt 1"] for item in range(2)
             ]
 
             async with own.deploy(graph, scheduler=scheduler) as service:
                 for item in range(2):
                     with pytest.raises(LookupError) as raised:
                         await service(item)
-                    assert raised.value.__notes__ == [f"in node {node!r} of graph 'line', item {item}, attempt 1"]
+                    assert raised.value.__notes__ == [f"in node {node!r} of graph {name!r}, item {item}, attempt 1"]
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -186,35 +140,6 @@ async def test_a_node_whose_own_awaited_task_was_cancelled_fails_and_is_not_canc
     assert raised.value.__notes__ == [f"in node '{name}' of graph '{name}', item 0, attempt 1"]
 
 
-async def test_a_node_that_swallows_cancellation_holds_its_place_and_not_its_caller() -> None:
-    release = asyncio.Event()
-    begun: list[int] = []
-
-    @ps.node(concurrency=1)
-    async def stubborn(x: int) -> int:
-        begun.append(x)
-        while not release.is_set():
-            try:
-                await release.wait()
-            except asyncio.CancelledError:
-                continue
-        return x
-
-    async with engine.deploy(ps.graph(stubborn)) as service:
-        first = asyncio.create_task(service(1))
-        await testing.wait_quiescent()
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        second = asyncio.create_task(service(2))
-        await testing.wait_quiescent()
-        assert begun == [1]  # the first item still takes the place
-        release.set()
-        assert await second == 2
-        statistics = service.statistics()
-        assert (statistics.completed, statistics.cancelled) == (1, 1)
-
-
 def failing_in(place: str) -> ps.Graph[[int], int]:
     """Returns a graph whose node fails for 1,000 items in one way."""
     error = FileNotFoundError(2, "no such file", "/weights")
@@ -236,13 +161,7 @@ def failing_in(place: str) -> ps.Graph[[int], int]:
     async def returned(xs: list[int]) -> list[int | BaseException]:
         return [error] * len(xs)
 
-    node = {fn.name: fn for fn in (alone, on_loop, in_thread, returned)}[place]
-
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await node(x)  # type: ignore[no-any-return]
-
-    return graph
+    return ps.graph({fn.name: fn for fn in (alone, on_loop, in_thread, returned)}[place])  # type: ignore[return-value]
 
 
 def length_of(raised: TracebackType | None) -> int:
@@ -260,7 +179,7 @@ async def test_a_thousand_items_that_fail_in_one_way_have_an_exception_each(plac
         assert isinstance(error, FileNotFoundError)
         assert str(error) == "[Errno 2] no such file: '/weights'"
         assert error.filename == "/weights"
-        assert error.__notes__ == [f"in node {place!r} of graph 'graph', item {index}, attempt 1"]
+        assert error.__notes__ == [f"in node {place!r} of graph {place!r}, item {index}, attempt 1"]
         assert length_of(error.__traceback__) < 20
 
 
@@ -277,17 +196,7 @@ async def test_the_fallback_of_each_item_of_a_batch_is_given_an_exception_of_its
     def fail(xs: list[int]) -> list[int]:
         raise LookupError("gone")
 
-    @ps.node(batch=ps.Batch(100, max_wait_seconds=60), runs_on="thread", fallback=fall_back)
-    def in_thread(xs: list[int]) -> list[int]:
-        return fail(xs)
-
-    @ps.node(batch=ps.Batch(100, max_wait_seconds=60), fallback=fall_back)
-    async def on_loop(xs: list[int]) -> list[int]:
-        return fail(xs)
-
-    node = on_loop if runs_on == "loop" else in_thread
-
-    graph = ps.graph(node)
+    graph = ps.graph(ps.node(batch=ps.Batch(100, max_wait_seconds=60), runs_on=runs_on, fallback=fall_back)(fail))
 
     async with engine.stream((graph(x) for x in range(100)), max_in_flight=100) as results:
         assert [result async for result in results] == list(range(1, 101))
@@ -408,18 +317,6 @@ async def test_run_inside_a_node_is_a_run_like_any_other() -> None:
         assert await service(2) == 20
 
 
-@virtual
-async def test_a_limited_node_that_runs_its_own_graph_does_not_wait_for_itself() -> None:
-    @ps.node(concurrency=1)
-    async def crawl(depth: int) -> int:
-        return depth if depth == 0 else await engine.run(crawling(depth - 1))
-
-    crawling = ps.graph(crawl)
-
-    with pytest.raises(ps.ReentrantCallError):
-        await engine.run(crawling(2))
-
-
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 async def test_what_ends_the_program_ends_the_scope_of_its_item(kind: type[BaseException]) -> None:
     """Raised in a task, this would stop the loop. Here, the code that awaits the item gets it."""
@@ -521,18 +418,13 @@ async def test_what_ends_the_program_does_not_wait_for_its_turn_in_a_body(over: 
         await asyncio.sleep(3600)
         return x
 
-    @ps.node
-    async def numbers() -> AsyncIterator[int]:
-        for number in range(3):
-            yield number
-
     @ps.graph
     async def over_list() -> list[int]:
         return await ps.map_each(stop_at_one, [0, 1, 2])
 
     @ps.graph
     async def over_stream() -> AsyncIterator[int]:
-        return ps.map_each(stop_at_one, numbers())
+        return ps.map_each(stop_at_one, numbers(3))
 
     try:
         async with asyncio.timeout(10):
@@ -563,58 +455,6 @@ async def test_what_ends_the_program_is_not_skipped_retried_or_replaced(error: t
     assert attempts == [1]
 
 
-async def test_cancelled_frames_behind_a_handler_that_takes_long_free_their_places_at_once() -> None:
-    release = asyncio.Event()
-    handled: list[int] = []
-
-    @ps.node(concurrency=1, capacity=4)
-    async def slow(x: int) -> int:
-        handled.append(x)
-        await release.wait()
-        return x
-
-    async with engine.deploy(ps.graph(slow), max_in_flight=8) as service:
-        first = asyncio.create_task(service(0))
-        await testing.wait_quiescent()
-        behind = [asyncio.create_task(service(x)) for x in range(1, 5)]
-        await testing.wait_quiescent()
-        (actor,) = service.statistics().actors
-        assert actor.inbox.depth == 4
-        for call in behind:
-            call.cancel()
-        await testing.wait_quiescent()
-        (actor,) = service.statistics().actors
-        assert actor.inbox.depth == 0
-        assert service.statistics().admission.in_flight == 1
-        assert all(call.cancelled() for call in behind)
-        release.set()
-        assert await first == 0
-    assert handled == [0]
-
-
-async def test_the_second_failure_of_an_item_is_logged() -> None:
-    @ps.node
-    async def fails_while_cancelled(x: int) -> int:
-        try:
-            await asyncio.get_running_loop().create_future()
-        finally:
-            raise KeyError("second")
-        return x
-
-    @ps.node
-    async def add(a: int, b: int) -> int:
-        return a + b
-
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await add(await fails_while_cancelled(x), await raise_later(x))
-
-    with structlog.testing.capture_logs() as logs, pytest.raises(LookupError):
-        await engine.run(graph(1))
-    assert [log["event"] for log in logs] == ["frame.late_failure"]
-    assert "second" in repr(logs[0])
-
-
 class RefusesAttributes(Exception):
     """Like a frozen dataclass: no attribute can be set by name, so no note, no traceback and no cause."""
 
@@ -632,33 +472,11 @@ async def refuse_on_loop(x: int) -> int:
     raise RefusesAttributes(x)
 
 
-class RefusesToStart:
-    async def __aenter__(self) -> Self:
-        raise RefusesAttributes(1)
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        pass
-
-    async def __call__(self, x: int) -> int:
-        return x
+async def refuse_to_start() -> None:
+    raise RefusesAttributes(1)
 
 
-refuses_to_start = ps.node(RefusesToStart)()
-
-
-refusing_in_thread = ps.graph(refuse_in_thread)
-
-
-refusing_on_loop = ps.graph(refuse_on_loop)
-
-
-refusing_to_start = ps.graph(refuses_to_start)
-
-
-REFUSING = [refusing_in_thread, refusing_on_loop, refusing_to_start]
-
-
-@pytest.mark.parametrize("graph", REFUSING, ids=lambda graph: graph.name)
-async def test_an_exception_that_refuses_attributes_is_the_one_that_is_raised(graph: ps.Graph[[int], int]) -> None:
+@pytest.mark.parametrize("node", [refuse_in_thread, refuse_on_loop, model(enter=refuse_to_start)])
+async def test_an_exception_that_refuses_attributes_is_the_one_that_is_raised(node: Any) -> None:
     with pytest.raises(RefusesAttributes):
-        await engine.run(graph(1))
+        await engine.run(ps.graph(node)(1))

@@ -15,26 +15,8 @@ from penstock import engine, testing
 from tests.bad_days import process_nodes
 from tests.examples.programs import HEAR_CTRL_C, command
 
-
-@ps.graph
-async def dying(x: int) -> int:
-    return process_nodes.die_at_three(x)
-
-
-@ps.graph
-async def squared(x: object) -> object:
-    return process_nodes.square(x)  # type: ignore[arg-type]
-
-
-with_unpicklable_result = ps.graph(process_nodes.unpicklable_result)
-
-
-blocking_for_ever = ps.graph(process_nodes.block_for_ever)
-
-
-@ps.graph
-async def leaving(x: int) -> int:
-    return process_nodes.leave(x)
+dying = ps.graph(process_nodes.die_at_three)
+squared = ps.graph(process_nodes.square)
 
 
 # Processes
@@ -45,7 +27,7 @@ async def test_a_killed_worker_process_fails_its_own_item_only() -> None:
         outcomes = [outcome async for outcome in stream.outcomes()]
     assert [outcome.value for outcome in outcomes] == [0, 1, 2, None, 4, 5, 6, 7]
     assert isinstance(outcomes[3].error, ps.WorkerDied)
-    assert outcomes[3].error.__notes__ == ["in node 'die_at_three' of graph 'dying', item 3, attempt 1"]
+    assert outcomes[3].error.__notes__ == ["in node 'die_at_three' of graph 'die_at_three', item 3, attempt 1"]
     async with engine.deploy(dying) as service:
         with pytest.raises(ps.WorkerDied):
             await service(3)
@@ -59,9 +41,9 @@ async def test_an_unpicklable_argument_or_result_is_an_error_of_its_item() -> No
         assert [outcome.value for outcome in outcomes] == [4, None, 16]
         assert outcomes[1].error is not None
         assert "cannot be sent to a worker process" in str(outcomes[1].error)
-        assert outcomes[1].error.__notes__[-1] == "in node 'square' of graph 'squared', item 1, attempt 1"
+        assert outcomes[1].error.__notes__[-1] == "in node 'square' of graph 'square', item 1, attempt 1"
         with pytest.raises(TypeError, match="cannot be sent back from a worker process") as raised:
-            await own.run(with_unpicklable_result(1))
+            await own.run(ps.graph(process_nodes.unpicklable_result)(1))
         assert "in node 'unpicklable_result'" in raised.value.__notes__[-1]
         assert await own.run(squared(5)) == 25
 
@@ -70,15 +52,15 @@ async def test_a_worker_that_is_busy_when_its_attempt_times_out_is_killed() -> N
     async with engine.Engine() as own:
         for _ in range(2):
             with pytest.raises(ps.NodeTimeoutError, match="block_for_ever"):
-                await own.run(blocking_for_ever(1))
+                await own.run(ps.graph(process_nodes.block_for_ever)(1))
         assert await own.run(squared(3)) == 9
 
 
 async def test_system_exit_in_a_worker_process_is_one_in_a_node() -> None:
     with pytest.raises(SystemExit) as raised:
-        await engine.run(leaving(3))
+        await engine.run(ps.graph(process_nodes.leave)(3))
     assert raised.value.code == 3
-    assert raised.value.__notes__ == ["in node 'leave' of graph 'leaving', item 0, attempt 1"]
+    assert raised.value.__notes__ == ["in node 'leave' of graph 'leave', item 0, attempt 1"]
     assert await engine.run(squared(3)) == 9
 
 
@@ -99,45 +81,6 @@ class Blocked:
         assert self.release.wait(30)
         self.returned.append(x)
         return x
-
-
-async def test_a_timeout_while_a_thread_is_busy_releases_the_caller_and_keeps_the_place() -> None:
-    blocked = Blocked()
-    log: list[int] = []
-
-    @ps.node(runs_on="thread", concurrency=1)
-    def block(x: int) -> int:
-        log.append(x)
-        return blocked(x) if x == 1 else x
-
-    impatient = block.with_policy(timeout_seconds=0.02)  # both nodes share one place
-
-    async with engine.Engine() as own:
-        with pytest.raises(ps.NodeTimeoutError, match="'block'"):
-            await own.run(ps.graph(impatient)(1))
-        await blocked.began.wait()
-        assert blocked.returned == []
-        second = asyncio.create_task(own.run(ps.graph(block)(2)))
-        await testing.wait_quiescent()
-        assert log == [1]  # the thread is still in the node, and counts towards its limit
-        blocked.release.set()
-        assert await second == 2
-    assert blocked.returned == [1]
-
-
-async def test_a_caller_that_leaves_a_busy_thread_is_released_and_the_end_of_the_scope_waits() -> None:
-    blocked = Blocked()
-    block = ps.node(runs_on="thread", name="block")(blocked.__call__)
-
-    async with engine.deploy(ps.graph(block)) as service:
-        call = asyncio.create_task(service(1))
-        await blocked.began.wait()
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert blocked.returned == []
-        asyncio.get_running_loop().call_soon(blocked.release.set)
-    assert blocked.returned == [1]
 
 
 async def test_a_stateful_node_is_left_after_the_thread_that_is_in_it_has_returned() -> None:
@@ -194,10 +137,7 @@ async def test_a_job_that_no_thread_has_begun_is_withdrawn_when_its_stream_ends(
         ran.append(x)
         return x
 
-    @ps.node(runs_on="thread")
-    def block(x: int) -> int:
-        return blocked(x)
-
+    block = ps.node(runs_on="thread", name="block")(blocked.__call__)
     quickly = ps.graph(quick)
 
     async with engine.Engine(max_workers=1) as own:
@@ -251,6 +191,7 @@ async def test_a_thread_that_cannot_be_started_is_an_error_of_its_item_and_costs
 
 PROGRAM = """
 import asyncio
+import time
 import penstock as ps
 from penstock import engine
 
@@ -270,22 +211,16 @@ if __name__ == "__main__":
 """
 
 PROCESSES = """
-import time
-
 @ps.node(runs_on="process", concurrency=2)
 def work(x: int) -> int:
-    if x >= 4:
+    if x >= {last}:
         time.sleep(3600)
     return x
 
-@ps.graph
-async def graph(x: int) -> int:
-    return work(x)
+graph = ps.graph(work)
 """
 
 COROUTINES_AND_THREADS = """
-import time
-
 @ps.node(runs_on="thread", concurrency=2)
 def work(x: int) -> int:
     time.sleep(0.001)
@@ -305,11 +240,7 @@ class Model:
             await asyncio.sleep(3600)
         return x
 
-model = Model()
-
-@ps.graph
-async def graph(x: int) -> int:
-    return await model(work(x))
+graph = work >> Model()
 """
 
 
@@ -341,41 +272,31 @@ def interrupt_after(
     return [*printed, *rest.split()], errors, process.returncode
 
 
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-@pytest.mark.parametrize("line", ["begun", "3"], ids=["while workers start", "while workers are busy"])
+needs_groups = pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+at_two_moments = pytest.mark.parametrize("line", ["begun", "3"], ids=["while workers start", "while workers are busy"])
+
+
+@needs_groups
+@at_two_moments
 def test_ctrl_c_with_worker_processes_ends_without_noise(line: str, tmp_path: Path) -> None:
-    printed, errors, code = interrupt_after(line, PROCESSES, tmp_path)
-    assert errors == ""  # neither a traceback of a worker nor a message of the resource tracker
-    assert printed[-1] == "interrupted"
-    assert code == 0
+    printed, errors, code = interrupt_after(line, PROCESSES.format(last=4), tmp_path)
+    # Errors would be a traceback of a worker, or a message of the resource tracker.
+    assert (errors, printed[-1], code) == ("", "interrupted", 0)
 
 
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-@pytest.mark.parametrize("line", ["begun", "3"])
+@needs_groups
+@at_two_moments
 def test_ctrl_c_with_threads_and_a_stateful_node_leaves_it(line: str, tmp_path: Path) -> None:
     printed, errors, code = interrupt_after(line, COROUTINES_AND_THREADS, tmp_path)
-    assert errors == ""
-    assert printed[-1] == "interrupted"
+    assert (errors, printed[-1], code) == ("", "interrupted", 0)
     assert "left" in printed or line == "begun"  # at the beginning, the resource may not have been entered
-    assert code == 0
 
 
-QUICK_PROCESSES = """
-@ps.node(runs_on="process", concurrency=2)
-def work(x: int) -> int:
-    return x
-
-@ps.graph
-async def graph(x: int) -> int:
-    return work(x)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-@pytest.mark.parametrize("line", ["begun", "3"], ids=["while workers start", "while workers are busy"])
+@needs_groups
+@at_two_moments
 def test_what_a_shell_has_told_to_ignore_ctrl_c_ignores_it(line: str, tmp_path: Path) -> None:
     ignore = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
-    printed, errors, code = interrupt_after(line, QUICK_PROCESSES, tmp_path, ignore)
+    printed, errors, code = interrupt_after(line, PROCESSES.format(last=1000), tmp_path, ignore)
     assert (errors, printed[-1], code) == ("", "999", 0)
 
 
@@ -389,9 +310,7 @@ def work(x: int) -> int:
     time.sleep(0.02)
     return x
 
-@ps.graph
-async def graph(x: int) -> int:
-    return work(x)
+graph = ps.graph(work)
 
 async def main():
     stopping = asyncio.Event()
@@ -416,9 +335,16 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-@pytest.mark.parametrize("line", ["begun", "ended"], ids=["while workers start", "while workers are busy"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@needs_groups
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (signal.SIGINT, "begun"),
+        (signal.SIGTERM, "ended"),
+        pytest.param(signal.SIGINT, "ended", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, "begun", marks=pytest.mark.long),
+    ],
+)
 def test_a_program_that_drains_at_a_signal_to_its_group_loses_no_item(
     number: signal.Signals, line: str, tmp_path: Path
 ) -> None:
@@ -439,9 +365,7 @@ from penstock import engine
 def work(x: int) -> int:
     return 2 * x
 
-@ps.graph
-async def graph(x: int) -> int:
-    return work(x)
+graph = ps.graph(work)
 
 async def calls():
     if sys.argv[1] == "stream":
