@@ -54,6 +54,16 @@ async def numbers(count: int) -> AsyncIterator[int]:
 
 
 @ps.node
+async def counted(limit: int | None) -> AsyncIterator[int]:
+    """Gives numbers, each in a turn of the loop of its own; without a limit, for ever."""
+    number = 0
+    while number != limit:
+        await asyncio.sleep(0)
+        yield number
+        number += 1
+
+
+@ps.node
 async def slow_to_leave(x: int) -> int:
     try:
         await asyncio.Event().wait()

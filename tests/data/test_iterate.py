@@ -12,15 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import data
-
-
-@ps.node
-async def count(limit: int | None) -> AsyncIterator[int]:
-    number = 0
-    while number != limit:
-        await asyncio.sleep(0)
-        yield number
-        number += 1
+from tests.kit import counted as count
 
 
 @ps.node(runs_on="thread")

@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import data, engine, testing
 from tests.kit import SCHEDULERS, Scheduler, virtual
-
-
-@ps.node
-async def count(limit: int | None) -> AsyncIterator[int]:
-    number = 0
-    while number != limit:
-        await asyncio.sleep(0)
-        yield number
-        number += 1
+from tests.kit import counted as count
 
 
 @ps.node
@@ -165,21 +157,12 @@ async def test_branches_whose_readers_are_slow_are_waited_for() -> None:
     assert await engine.run(one_later(60)) == [1770, 3, 1770]
 
 
+@virtual
 async def test_a_reader_outside_of_the_call_may_take_its_time() -> None:
-    @ps.graph
-    async def returned(limit: int) -> AsyncIterator[int]:
-        left, right = count(limit) >> data.split(2, ahead=1)
-        return await_total(left, right)
-
-    @ps.node
-    async def await_total(left: AsyncIterator[int], right: AsyncIterator[int]) -> AsyncIterator[int]:
-        async for number in left:
-            yield number + await anext(right)
-
-    async with engine.stream(returned(100)) as values:
-        assert await anext(values) == 0
-        await asyncio.sleep(0.6)  # longer than a split waits before it looks for a deadlock
-        assert [value async for value in values] == [2 * number for number in range(1, 100)]
+    async with engine.stream(joined(100)) as values:
+        assert await anext(values) == (0, 0)
+        await asyncio.sleep(60)  # longer than a split waits before it looks for a deadlock
+        assert [value async for value in values] == [(number, -number) for number in range(1, 100)]
 
 
 async def test_an_error_of_the_source_reaches_the_readers_in_its_turn() -> None:
@@ -211,24 +194,13 @@ def test_merged(lengths: list[int]) -> None:
             await asyncio.sleep(0)
             yield name, number
 
-    @ps.graph
-    async def made(lengths: list[int], how: None) -> AsyncIterator[Any]:
-        return merged_here(lengths)
-
-    @ps.node
-    async def merged_here(lengths: list[int]) -> AsyncIterator[Any]:
+    async def merged(how: Any) -> list[Any]:
         streams = tuple(source(name, length) for name, length in enumerate(lengths))
-        async for value in streams >> data.merged("round_robin"):
-            yield value
+        return [value async for value in streams >> data.merged(how)]
 
     in_turns = [(name, number) for number in range(20) for name, length in enumerate(lengths) if number < length]
-    assert asyncio.run(collected(made(lengths, None))) == in_turns
-
-    async def arrived() -> list[Any]:
-        streams = tuple(source(name, length) for name, length in enumerate(lengths))
-        return [value async for value in streams >> data.merged("arrival")]
-
-    got = asyncio.run(arrived())
+    assert asyncio.run(merged("round_robin")) == in_turns
+    got = asyncio.run(merged("arrival"))
     assert sorted(got) == sorted(in_turns)
     for name, length in enumerate(lengths):
         assert [number for one, number in got if one == name] == [*range(length)]
@@ -343,12 +315,6 @@ def test_a_limited_node_that_a_split_needs_twice_is_refused() -> None:
 
     with pytest.raises(ps.PlanError, match="wait for each other for ever"):
         engine.plan(both)
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-async def test_every_scheduler_opens_them(scheduler: Scheduler) -> None:
-    async with engine.stream(joined(40), scheduler=scheduler) as values:
-        assert [value async for value in values] == [(number, -number) for number in range(40)]
 
 
 @ps.node

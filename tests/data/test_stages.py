@@ -2,13 +2,14 @@
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -49,10 +50,12 @@ def through(stage: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
     return in_graph
 
 
+half = settings(max_examples=settings().max_examples // 2)  # an example plans a graph
 sizes = st.integers(1, 12)
 counts = st.integers(0, 40)
 
 
+@half
 @given(counts, sizes, st.booleans())
 def test_batched(count: int, size: int, drop: bool) -> None:
     expected = [list(range(count))[at : at + size] for at in range(0, count, size)]
@@ -62,6 +65,7 @@ def test_batched(count: int, size: int, drop: bool) -> None:
     assert through(data.batched(size, drop_remainder=drop, collate=list), range(count)) == expected
 
 
+@half
 @given(st.lists(st.integers(0, 5)))
 def test_unbatched(lengths: list[int]) -> None:
     batches = [{"numbers": np.arange(length), "names": [str(length)] * length} for length in lengths]
@@ -70,6 +74,7 @@ def test_unbatched(lengths: list[int]) -> None:
     ]
 
 
+@half
 @given(st.lists(st.integers(0, 7)), sizes, st.booleans())
 def test_rebatched(lengths: list[int], size: int, drop: bool) -> None:
     total = sum(lengths)
@@ -83,6 +88,7 @@ def test_rebatched(lengths: list[int], size: int, drop: bool) -> None:
     assert all([str(number) for number in numbers] == names for numbers, names in got)
 
 
+@half
 @given(st.lists(st.integers(0, 30)), st.integers(1, 12), st.integers(1, 5))
 def test_packed(lengths: list[int], length: int, look_ahead: int) -> None:
     sequences = [np.arange(100 * number + 1, 100 * number + size + 1) for number, size in enumerate(lengths)]
@@ -135,6 +141,7 @@ async def test_a_sequence_that_is_none_is_named_by_its_record() -> None:
         assert told in str(caught.value)
 
 
+@half
 @given(counts)
 def test_filtered_and_prefetched(count: int) -> None:
     assert through(data.filtered(lambda number: number % 3), range(count)) == [n for n in range(count) if n % 3]
@@ -165,7 +172,7 @@ async def test_prefetched_bounds_what_is_ready() -> None:
     asked: list[int] = []
 
     @ps.node
-    async def numbers() -> AsyncIterator[int]:
+    async def asking() -> AsyncIterator[int]:
         for number in range(100):
             asked.append(number)
             yield number
@@ -177,7 +184,7 @@ async def test_prefetched_bounds_what_is_ready() -> None:
 
     @ps.graph
     async def held() -> AsyncIterator[int]:
-        return numbers() >> data.prefetched(40) >> slowly
+        return asking() >> data.prefetched(40) >> slowly
 
     async with engine.stream(held()) as values:
         assert await anext(values) == 0
@@ -277,20 +284,14 @@ async def test_a_source_that_raises_at_record_7_ends_the_stream_there_and_is_clo
 async def test_a_reader_that_leaves_closes_a_source_that_never_ends() -> None:
     trace = Trace()
 
-    def endless() -> Iterable[int]:
-        number = 0
-        while True:
-            yield number
-            number += 1
-
     @ps.graph
     async def feed(values: AsyncIterator[int]) -> AsyncIterator[Any]:
         return data.order(values) >> data.shuffled(10, seed=1) >> data.prefetched(2) >> data.batched(3)
 
-    async with engine.stream(feed(source(endless(), trace))) as batches:
+    async with engine.stream(feed(source(itertools.count(), trace))) as batches:
         await anext(batches)
     assert trace == ["closed"]
-    alone: Any = data.batched(2)(source(endless(), trace))
+    alone: Any = data.batched(2)(source(itertools.count(), trace))
     await anext(alone)
     await alone.aclose()
     assert trace == ["closed", "closed"]

@@ -11,17 +11,9 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import data, engine
+from tests.kit import counted as count
 
 OnError = Literal["raise", "skip", "return"]
-
-
-@ps.node
-async def count(limit: int | None) -> AsyncIterator[int]:
-    number = 0
-    while number != limit:
-        await asyncio.sleep(0)
-        yield number
-        number += 1
 
 
 @ps.node
@@ -104,10 +96,8 @@ async def test_the_longer_stream_is_closed_when_the_shorter_one_ends() -> None:
     @ps.node
     async def endless() -> AsyncIterator[int]:
         try:
-            number = 0
-            while True:
+            async for number in count(None):
                 yield number
-                number += 1
         finally:
             closed.append("endless")
 
