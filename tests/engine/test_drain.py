@@ -222,16 +222,22 @@ def test_a_cancel_at_any_step_leaves_nothing() -> None:
         assert not outcome.tasks_left
 
 
-def test_every_call_that_was_taken_has_one_outcome(effort: int) -> None:
-    """Streams drain at random moments, with random sources, places, inboxes and readers."""
+def test_every_call_that_was_taken_has_one_outcome_with_its_tag(effort: int) -> None:
+    """Streams drain at random moments, with random sources, places, inboxes, policies and readers."""
 
     async def main(seed: int) -> None:
         rng = random.Random(seed)
-        taken: list[int] = []
+        tags: list[object] = []  # of the calls that were taken
+        policy: Any = {
+            "retry": rng.choice([None, ps.Retry(2, backoff_seconds=0.1)]),
+            "hedge": rng.choice([None, ps.Hedge(after_seconds=0.5)]),
+        }
 
-        @ps.node(concurrency=rng.choice([1, 3]), capacity=1)
+        @ps.node(concurrency=rng.choice([1, 3]), capacity=rng.choice([1, 4]), **policy)
         async def work(number: int) -> int:
             await asyncio.sleep(rng.choice([0, 0.3, 2]))
+            if rng.random() < 0.2:
+                raise ValueError("broken")
             return number
 
         first = ps.graph(work)
@@ -239,12 +245,13 @@ def test_every_call_that_was_taken_has_one_outcome(effort: int) -> None:
 
         graphs = rng.sample([first, second, ps.graph(same)], rng.randint(1, 3))
 
-        def calls() -> Iterator[ps.Call[int]]:
+        def calls() -> Iterator[ps.Call[int, Any]]:
             for number in range(40):
-                taken.append(number)
-                yield rng.choice(graphs)(number)
+                tags.append(rng.choice([object(), None]))
+                call = rng.choice(graphs)(number)
+                yield call if tags[-1] is None else ps.tagged(call, tags[-1])
 
-        async def slowly() -> AsyncIterator[ps.Call[int]]:
+        async def slowly() -> AsyncIterator[ps.Call[int, Any]]:
             for call in calls():
                 yield call
                 await asyncio.sleep(rng.choice([0, 0, 0.2]))
@@ -259,13 +266,12 @@ def test_every_call_that_was_taken_has_one_outcome(effort: int) -> None:
                 calls() if rng.random() < 0.5 else slowly(), **options
             )
             async with made as stream:
-                found: list[int] = []
                 reader = stream.outcomes()
-                for _ in range(reads_before):
-                    found += [(await anext(reader)).index]
+                before = [await anext(reader) for _ in range(reads_before)]
                 left = await stream.drain(timeout)
                 after = [outcome async for outcome in reader]
-                assert sorted(found + [outcome.index for outcome in after]) == taken
+                found = sorted([*before, *after], key=lambda outcome: outcome.index)
+                assert [(outcome.index, outcome.tag) for outcome in found] == [*enumerate(tags)]
                 assert sum(isinstance(outcome.error, ps.NotFinished) for outcome in after) == left
                 assert timeout is not None or not left
             assert not service.statistics().admission.in_flight

@@ -1,8 +1,6 @@
 """How streams of values end: bounded, closed by their readers, retried only before the first value, never left open."""
 
 import asyncio
-import contextlib
-import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +9,7 @@ from structlog.testing import capture_logs
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import SCHEDULERS, Gauge, Scheduler, same, virtual
+from tests.kit import SCHEDULERS, Gauge, Scheduler, numbers, same, virtual
 
 
 class Source:
@@ -38,13 +36,19 @@ class Source:
             finally:
                 self.closed += 1
 
-        self.node = numbers
+        self.node, self.graph = numbers, ps.graph(numbers)
 
-        @ps.graph
-        async def graph() -> AsyncIterator[int]:
-            return numbers()
 
-        self.graph = graph
+@ps.node
+async def one(numbers: AsyncIterator[int]) -> int:
+    await testing.wait_quiescent()
+    return await anext(numbers)
+
+
+@ps.node(effectful="unordered")
+async def fails_beside() -> None:
+    await testing.wait_quiescent()
+    raise OSError("beside")
 
 
 async def read(stream: engine.Stream[int], got: list[int] | None = None) -> list[int]:
@@ -70,8 +74,7 @@ async def test_a_slow_reader_holds_its_producer_back(scheduler: Scheduler, capac
     assert source.closed == 1
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-async def test_backpressure_passes_through_a_map_and_batches(scheduler: Scheduler) -> None:
+async def test_backpressure_passes_through_a_map_and_batches() -> None:
     source = Source(capacity=2)
 
     @ps.node(capacity=2)
@@ -91,7 +94,7 @@ async def test_backpressure_passes_through_a_map_and_batches(scheduler: Schedule
     async def graph() -> AsyncIterator[tuple[int, int]]:
         return pairs(ps.map_each(counted, source.node(), concurrency=3))
 
-    async with engine.stream(graph(), scheduler=scheduler) as values:
+    async with engine.stream(graph()) as values:
         assert await anext(values) == (0, 1)
         await testing.wait_quiescent()
         first = source.given
@@ -116,16 +119,13 @@ async def test_a_reader_that_ends_early_closes_the_generator(scheduler: Schedule
             raise LookupError("enough")
         return total
 
-    @ps.graph
-    async def graph() -> int:
-        return await some(source.node())
-
+    graph = source.node >> some
     if how == "returns":
         assert await engine.run(graph(), scheduler=scheduler) == 1
     else:
         with pytest.raises(LookupError) as caught:
             await engine.run(graph(), scheduler=scheduler)
-        assert caught.value.__notes__ == ["in node 'some' of graph 'graph', item 0, attempt 1"]
+        assert caught.value.__notes__ == ["in node 'some' of graph 'numbers_to_some', item 0, attempt 1"]
     assert source.closed == 1
 
 
@@ -137,10 +137,7 @@ async def test_a_generator_that_ends_closes_the_one_that_it_reads() -> None:
         for _ in range(3):
             yield await anext(numbers)
 
-    @ps.graph
-    async def graph() -> AsyncIterator[int]:
-        return ps.map_each(same, three(source.node()))
-
+    graph = source.node >> three
     async with engine.stream(graph()) as values:
         assert [value async for value in values] == [0, 1, 2]
         assert source.closed == 1
@@ -149,26 +146,15 @@ async def test_a_generator_that_ends_closes_the_one_that_it_reads() -> None:
     assert source.closed == 2
 
 
-async def test_the_generator_is_closed_within_its_next_step() -> None:
-    source = Source()
-    source.hangs_at = 3
-    async with engine.stream(source.graph()) as values:
-        await anext(values)
-        await testing.wait_quiescent()
-        assert source.closed == 0
-    assert source.closed == 1
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-async def test_an_error_is_raised_at_the_reader_in_its_turn(scheduler: Scheduler) -> None:
+async def test_an_error_is_raised_at_the_reader_in_its_turn() -> None:
     source = Source()
     source.fails_at = {3: ValueError("fourth")}
     got: list[int] = []
-    values = engine.stream(source.graph(), scheduler=scheduler)
+    values = engine.stream(source.graph())
     with pytest.raises(ValueError, match="fourth") as caught:
         await read(values, got)
     assert got == [0, 1, 2]
-    assert caught.value.__notes__ == ["in node 'numbers' of graph 'graph', item 0, attempt 1"]
+    assert caught.value.__notes__ == ["in node 'numbers' of graph 'numbers', item 0, attempt 1"]
     assert [value async for value in values] == []
 
 
@@ -186,28 +172,15 @@ async def test_a_reader_may_catch_the_error_of_what_it_reads() -> None:
             got.append(-1)
         return got
 
-    @ps.graph
-    async def graph() -> list[int]:
-        return await sturdy(source.node())
-
-    assert await engine.run(graph()) == [0, 1, -1]
+    assert await engine.run((source.node >> sturdy)()) == [0, 1, -1]
 
 
 async def test_an_error_that_no_reader_comes_to_is_logged() -> None:
     source = Source()
     source.fails_at = {2: ValueError("third")}
 
-    @ps.node
-    async def one(numbers: AsyncIterator[int]) -> int:
-        await testing.wait_quiescent()
-        return await anext(numbers)
-
-    @ps.graph
-    async def graph() -> int:
-        return await one(source.node())
-
     with capture_logs() as logs:
-        assert await engine.run(graph()) == 0
+        assert await engine.run((source.node >> one)()) == 0
     assert [(log["event"], log["node"]) for log in logs] == [("stream.unread_error", "numbers")]
 
 
@@ -218,7 +191,7 @@ async def test_retry_only_before_the_first_value() -> None:
     with pytest.raises(OSError, match="third") as caught:
         await read(engine.stream(source.graph()), got)
     assert got == [0, 1]
-    assert caught.value.__notes__ == ["in node 'numbers' of graph 'graph', item 0, attempt 2"]
+    assert caught.value.__notes__ == ["in node 'numbers' of graph 'numbers', item 0, attempt 2"]
     assert (source.opened, source.closed) == (2, 2)
 
 
@@ -277,12 +250,8 @@ async def test_an_attempt_that_has_read_from_a_stream_is_not_repeated() -> None:
         await anext(numbers)
         raise OSError("after it read")
 
-    @ps.graph
-    async def graph() -> int:
-        return await fragile(source.node())
-
     with pytest.raises(OSError, match="after it read"):
-        await engine.run(graph())
+        await engine.run((source.node >> fragile)())
     assert (tried, source.opened, source.closed) == (2, 1, 1)
 
 
@@ -323,90 +292,16 @@ async def test_a_stream_is_refused_before_it_has_begun() -> None:
         assert service.statistics().admission.refused == 1
 
 
-async def test_a_dropped_stream_frees_its_place() -> None:
-    source = Source()
-    async with engine.deploy(source.graph, max_in_flight=1) as service:
-        values = service.stream(source.graph())
-        assert await anext(values) == 0
-        del values
-        async with service.stream(source.graph()) as others:
-            await others.wait_started()  # waits for the only place
-        assert source.closed == 2
-        statistics = service.statistics()
-        assert (statistics.cancelled, statistics.admission.in_flight) == (2, 0)
-    values = engine.stream(source.graph())
-    await values.wait_started()
-    del values
-    gc.collect()
-    await testing.wait_quiescent()
-    assert (source.closed, len(asyncio.all_tasks())) == (3, 1)
-
-
-async def test_a_server_whose_client_leaves_cancels_the_task_and_closes_nothing() -> None:
-    source = Source()
-    sent: list[int] = []
-    async with engine.deploy(source.graph, max_in_flight=1) as service:
-
-        async def respond() -> None:
-            """Read as Starlette does: the task that iterates is cancelled, and `aclose` is never called."""
-            tokens = service.stream(source.graph())
-            await tokens.wait_started()
-            async for token in tokens:
-                sent.append(token)
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(respond())
-        while len(sent) < 5:
-            await asyncio.sleep(0)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        del task
-        await testing.wait_quiescent()
-        assert (source.closed, service.statistics().admission.in_flight) == (1, 0)
-
-
-async def test_a_cancelled_reader_may_go_on() -> None:
-    source = Source()
-    source.hangs_at = 0
-    async with engine.stream(source.graph()) as values:
-        await testing.wait_quiescent()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
-                await anext(values)
-        assert source.closed == 0
-        source.hangs_at = -1
-    assert source.closed == 1
-
-
-async def test_a_stream_has_one_reader() -> None:
-    source = Source()
-    source.hangs_at = 0
-    async with engine.stream(source.graph()) as values:
-        reader = asyncio.ensure_future(anext(values))
-        await testing.wait_quiescent()
-        with pytest.raises(RuntimeError, match="one reader"):
-            await anext(values)
-        reader.cancel()
-        await asyncio.wait([reader])
-
-
 async def test_a_drain_waits_for_open_streams() -> None:
-    @ps.node
-    async def few() -> AsyncIterator[int]:
-        for number in range(40):
-            yield number
-
-    graph = ps.graph(few)
-
+    graph = ps.graph(numbers)
     async with engine.deploy(graph) as service:
-        values = service.stream(graph())
+        values = service.stream(graph(40))
         assert await anext(values) == 0
         drained = asyncio.create_task(service.drain())
         await testing.wait_quiescent()
         assert not drained.done()
         with pytest.raises(ps.EngineClosedError, match="draining"):
-            service.stream(graph())
+            service.stream(graph(40))
         assert [value async for value in values] == list(range(1, 40))
         await drained
 
@@ -465,17 +360,13 @@ async def test_the_stream_ends_when_all_steps_have() -> None:
         if fails:
             raise OSError("disk full")
 
-    @ps.node
-    async def one() -> AsyncIterator[int]:
-        yield 1
-
     @ps.graph
     async def graph(fails: bool) -> AsyncIterator[int]:
         await store(fails)
-        return one()
+        return numbers(1)
 
     async with engine.stream(graph(False)) as values:
-        assert await anext(values) == 1
+        assert await anext(values) == 0
         asyncio.get_running_loop().call_soon(go_on.set)
         assert [value async for value in values] == []
         assert stored.is_set()
@@ -487,14 +378,9 @@ async def test_the_failure_of_another_step_ends_the_stream_at_once() -> None:
     source = Source()
     source.hangs_at = 5
 
-    @ps.node(effectful="unordered")
-    async def fails() -> None:
-        await testing.wait_quiescent()
-        raise OSError("beside")
-
     @ps.graph
     async def graph() -> AsyncIterator[int]:
-        await fails()
+        await fails_beside()
         return source.node()
 
     with pytest.raises(OSError, match="beside"):
@@ -518,14 +404,9 @@ async def test_a_stream_that_was_cut_short_does_not_look_complete() -> None:
                 seen.append(str(error))
         return 0
 
-    @ps.node(effectful="unordered")
-    async def fails() -> None:
-        await testing.wait_quiescent()
-        raise OSError("beside")
-
     @ps.graph
     async def graph() -> int:
-        await fails()
+        await fails_beside()
         return await stubborn(source.node())
 
     with pytest.raises(OSError, match="beside"):
@@ -558,20 +439,6 @@ async def test_a_map_ends_with_its_first_error_in_its_turn() -> None:
     assert source.closed == 1
 
 
-async def test_a_map_over_a_stream_that_fails_gives_what_came_before() -> None:
-    source = Source()
-    source.fails_at = {7: ValueError("eighth")}
-
-    @ps.graph
-    async def graph() -> AsyncIterator[int]:
-        return ps.map_each(same, source.node(), concurrency=3)
-
-    async with engine.stream(graph()) as values:
-        outcomes = [outcome async for outcome in values.outcomes()]
-    assert [one.value for one in outcomes[:-1]] == list(range(7))
-    assert isinstance(outcomes[-1].error, ValueError)
-
-
 async def test_leaving_waits_for_a_generator_that_takes_its_time_to_close() -> None:
     steps: list[str] = []
 
@@ -599,16 +466,8 @@ async def test_an_error_in_closing_is_logged() -> None:
         finally:
             raise OSError("not closed")
 
-    @ps.node
-    async def one(numbers: AsyncIterator[int]) -> int:
-        return await anext(numbers)
-
-    @ps.graph
-    async def graph() -> int:
-        return await one(clumsy())
-
     with capture_logs() as logs:
-        assert await engine.run(graph()) == 1
+        assert await engine.run((clumsy >> one)()) == 1
     assert [log["event"] for log in logs] == ["stream.unread_error"]
 
 
@@ -654,11 +513,6 @@ def test_cancelled_at_every_step() -> None:
         assert not outcome.tasks_left, outcome
         assert not outcome.loop_errors, outcome
         assert outcome.cancelled == isinstance(outcome.error, asyncio.CancelledError), outcome
-
-
-def test_under_many_interleavings(effort: int) -> None:
-    for got in testing.interleavings(lambda: _read_some(3), count=100 * effort):
-        assert got[:3] == [0, 1, 2]
 
 
 def test_a_dropped_stream_under_many_interleavings(effort: int) -> None:

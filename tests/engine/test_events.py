@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock import data, engine, testing
-from tests.kit import SCHEDULERS, Scheduler, virtual
+from tests.kit import SCHEDULERS, Scheduler, numbers, virtual
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,26 @@ in_thread = ps.graph(work_in_thread)
 async def seen(stream: engine.EventStream[Progress, Any]) -> list[int]:
     """Read events to the end of their call."""
     return [event.value.done async for event in stream]
+
+
+class Endless:
+    """A graph whose node emits for ever; counts the events that were let in, and records how the node ends."""
+
+    def __init__(self) -> None:
+        self.emitted = 0
+        self.ended: list[str] = []
+
+        @ps.node(effectful="unordered")
+        async def endless() -> None:
+            try:
+                while True:
+                    await ps.emit(Progress(self.emitted))
+                    self.emitted += 1
+            except asyncio.CancelledError:
+                self.ended.append("cancelled")
+                raise
+
+        self.graph = ps.graph(endless)
 
 
 # The events that a reader gets.
@@ -123,11 +143,6 @@ async def test_a_node_emits_at_any_depth(depth: str) -> None:
 
 
 async def test_a_node_emits_in_a_fold_and_in_a_map_of_a_stream() -> None:
-    @ps.node
-    async def numbers() -> AsyncIterator[int]:
-        for number in range(3):
-            yield number
-
     @ps.node(effectful="unordered")
     async def add(total: int, number: int) -> int:
         await ps.emit(f"add {number}")
@@ -140,7 +155,7 @@ async def test_a_node_emits_in_a_fold_and_in_a_map_of_a_stream() -> None:
 
     @ps.graph
     async def total() -> int:
-        return await ps.fold(add, ps.map_each(double, numbers(), concurrency=1), 0)
+        return await ps.fold(add, ps.map_each(double, numbers(3), concurrency=1), 0)
 
     async with engine.stream(total(), events=str) as events:
         got = [event.value async for event in events]
@@ -178,17 +193,9 @@ async def test_a_task_that_a_handler_has_started_emits(name: str) -> None:
 
     @ps.node(effectful="unordered")
     async def starts_a_task() -> None:
-        await asyncio.create_task(tell())
+        await (asyncio.create_task(tell()) if name == "task" else helper())
 
-    @ps.node(effectful="unordered")
-    async def calls_a_helper() -> None:
-        await helper()
-
-    @ps.graph
-    async def graph() -> None:
-        await (starts_a_task() if name == "task" else calls_a_helper())
-
-    async with engine.stream(graph(), events=Progress) as events:
+    async with engine.stream(ps.graph(starts_a_task)(), events=Progress) as events:
         assert await seen(events) == [1]
 
 
@@ -249,8 +256,8 @@ async def test_events_of_a_step_beside_the_stream_are_read_after_its_values() ->
 
     @ps.node
     async def two() -> AsyncIterator[int]:
-        yield 1
-        yield 2
+        yield -1
+        yield -2
         ended.set()
 
     @ps.graph
@@ -259,9 +266,8 @@ async def test_events_of_a_step_beside_the_stream_are_read_after_its_values() ->
         return two()
 
     async with engine.stream(graph(), events=Progress, capacity=1) as items:
-        got = [item.value.done if item.kind == "event" else -item.value async for item in items]
-    assert [one for one in got if one < 0] == [-1, -2]
-    assert [one for one in got if one >= 0] == list(range(40))
+        got = [item.value.done if item.kind == "event" else item.value async for item in items]
+    assert sorted(got, key=lambda one: one >= 0) == [-1, -2, *range(40)]
 
 
 async def test_an_error_of_the_stream_is_raised_after_the_events_before_it() -> None:
@@ -355,21 +361,12 @@ async def test_what_a_checkpointed_stream_emits_comes_again_after_a_restart(tmp_
 
 @pytest.mark.parametrize("capacity", [None, 1, 5])
 async def test_a_slow_reader_holds_back_the_node_that_emits(capacity: int | None) -> None:
-    emitted = 0
-
-    @ps.node(effectful="unordered")
-    async def endless() -> None:
-        nonlocal emitted
-        while True:
-            await ps.emit(Progress(emitted))
-            emitted += 1
-
-    bound = capacity or 16
-    async with engine.stream(ps.graph(endless)(), events=Progress, capacity=capacity) as events:
+    endless, bound = Endless(), capacity or 16
+    async with engine.stream(endless.graph(), events=Progress, capacity=capacity) as events:
         for number in range(30):
             assert (await anext(events)).value == Progress(number)
             await testing.wait_quiescent()
-            assert emitted == number + 1 + bound
+            assert endless.emitted == number + 1 + bound
             assert events.statistics().in_flight == bound
 
 
@@ -678,24 +675,6 @@ async def test_a_refusal_and_a_deadline_are_errors_of_the_call() -> None:
         assert await seen(none) == []
 
 
-class Endless:
-    """A graph whose node emits for ever, and records how the node ends."""
-
-    def __init__(self) -> None:
-        self.ended: list[str] = []
-
-        @ps.node(effectful="unordered")
-        async def endless() -> None:
-            try:
-                while True:
-                    await ps.emit(Progress(1))
-            except asyncio.CancelledError:
-                self.ended.append("cancelled")
-                raise
-
-        self.graph = ps.graph(endless)
-
-
 @pytest.mark.parametrize("how", ["leaves", "drops", "drops while it waits", "closes"])
 async def test_a_reader_that_leaves_cancels_the_call(how: str) -> None:
     endless = Endless()
@@ -703,19 +682,18 @@ async def test_a_reader_that_leaves_cancels_the_call(how: str) -> None:
     gc.disable()
     try:
         events = engine.stream(endless.graph(), events=Progress)
+        await anext(events)
         if how == "leaves":
             async with events:
+                pass
+        elif how == "closes":
+            await events.aclose()
+        elif how == "drops while it waits":
+            for _ in range(16):
                 await anext(events)
-        else:
-            await anext(events)
-            if how == "drops while it waits":
-                for _ in range(16):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0):
                     await anext(events)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0):
-                        await anext(events)
-            if how == "closes":
-                await events.aclose()
         del events
         await testing.wait_quiescent()
         assert endless.ended == ["cancelled"]
@@ -782,8 +760,7 @@ async def test_the_end_of_a_call_raises_in_a_thread_that_waits() -> None:
     assert ended == begun
 
 
-@pytest.mark.parametrize("then", ["retry", "fallback"])
-@pytest.mark.parametrize("is_full", [False, True])
+@pytest.mark.parametrize(("then", "is_full"), [("retry", False), ("fallback", True)])
 async def test_an_attempt_in_a_thread_that_has_timed_out_emits_nothing_more(
     then: str, is_full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 import penstock as ps
 from penstock import engine, extension, testing
 from penstock.telemetry import names
-from tests.kit import Gauge
+from tests.kit import Gate, Gauge, plain, same
 from tests.telemetry.collected import collecting
 
 HOW_TO = Path(__file__).parents[2] / "docs/how-to"
@@ -169,23 +169,16 @@ async def test_a_timeout_counts_from_when_the_work_begins(tasks: InTasks) -> Non
 
 
 async def test_a_cancelled_item_keeps_its_place_until_the_work_has_ended(tasks: InTasks) -> None:
-    begun, release = asyncio.Event(), asyncio.Event()
-
-    @ps.node(runs_on=tasks)
-    async def elsewhere(item: int) -> int:
-        begun.set()
-        await release.wait()
-        return item
-
-    async with engine.Engine() as e, e.deploy(ps.graph(elsewhere)) as service:
+    gate = Gate()
+    async with engine.Engine() as e, e.deploy(gate.graph(runs_on=tasks)) as service:
         call = asyncio.ensure_future(service(1))
-        await begun.wait()
+        await gate.has(1)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         assert tasks.attempts[0].is_cancelled
         assert service.statistics().actors[0].in_flight == 1
-        release.set()
+        gate.open()
         await tasks.ended[0]
         assert await service(2) == 2
         assert service.statistics().actors[0].in_flight == 0
@@ -213,14 +206,11 @@ async def test_nodes_share_places_by_the_key_of_their_execution(tasks: InTasks) 
 async def test_its_figures_are_metrics_and_are_seen_by_those_who_look(
     tasks: InTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @ps.node(runs_on=tasks)
-    async def elsewhere(item: int) -> int:
-        return item
-
+    elsewhere = ps.node(runs_on=tasks)(same.fn)
     with collecting(monkeypatch) as collected:
         async with engine.Engine() as e, e.deploy(ps.graph(elsewhere)) as service:
             assert await service(1) == 1
-            of = {"graph": "elsewhere", "node": "elsewhere", "figure": "load", "unit": "By"}
+            of = {"graph": "same", "node": "same", "figure": "load", "unit": "By"}
             assert collected.total(names.METRIC_NODE_FIGURE, **of) == 1.5
             assert service.statistics().actors[0].figures == (extension.Figure("load", "By", 1.5),)
             monkeypatch.setenv("COLUMNS", "300")  # xdist sets it to 80
@@ -232,19 +222,11 @@ async def test_its_figures_are_metrics_and_are_seen_by_those_who_look(
 
 def test_a_node_that_cannot_run_there_is_refused_where_it_is_declared(tasks: InTasks) -> None:
     with pytest.raises(TypeError, match="'plain' is no coroutine"):
-
-        @ps.node(runs_on=tasks)
-        def plain(item: int) -> int:
-            return item
-
+        ps.node(runs_on=tasks)(plain.fn)
     with pytest.raises(ps.OptionsError, match=r"runs_on='gpu': .* an Execution of penstock.extension"):
         ps.node(runs_on="gpu")(abs)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="does not apply to runs_on='test_a_node_that_cannot"):
-        ps.node(runs_on=tasks, batch=ps.Batch(2))(handle_all)
-
-
-async def handle_all(items: list[int]) -> list[int]:
-    return items
+        ps.node(runs_on=tasks, batch=ps.Batch(2))(same.fn)
 
 
 def test_an_execution_pickles_by_its_name(tasks: InTasks) -> None:
@@ -263,9 +245,7 @@ def test_an_execution_pickles_by_its_name(tasks: InTasks) -> None:
 
 
 async def test_a_fake_runs_here(tasks: InTasks) -> None:
-    @ps.node(runs_on=tasks)
-    async def elsewhere(item: int) -> int:
-        raise NotImplementedError
+    elsewhere = ps.node(runs_on=tasks)(same.fn)
 
     async def fake(item: int) -> int:
         return -item
@@ -296,10 +276,7 @@ async def test_a_pool_is_one_for_an_engine_and_is_closed_with_it(tasks: InTasks)
 
     execution = WithPools("with pools")
 
-    @ps.node(runs_on=execution)
-    async def elsewhere(item: int) -> int:
-        return item
-
+    elsewhere = ps.node(runs_on=execution)(same.fn)
     async with engine.Engine() as e:
         assert await e.run(ps.graph(elsewhere)(1)) == 1
         assert closed == []

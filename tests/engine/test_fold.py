@@ -3,12 +3,10 @@
 import asyncio
 import functools
 import operator
-import tracemalloc
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 
 import penstock as ps
@@ -167,20 +165,6 @@ async def test_success_rates_of_streams_and_services() -> None:
         assert service.statistics().success_rate == 1.0
 
 
-async def test_all_may_fail() -> None:
-    @ps.node
-    def never(text: str, number: int) -> str:
-        raise Refused(number)
-
-    @ps.graph
-    async def folded() -> str:
-        return await ps.fold(never, numbers(5), "as it was", on_error="skip")
-
-    async with engine.Engine() as own:
-        assert await own.run(folded()) == "as it was"
-        assert record_of(own.statistics().actors, "fold").success_rate == 0.0
-
-
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 async def test_an_error_of_the_stream_is_raised(on_error: Literal["raise", "skip"]) -> None:
     @ps.node
@@ -297,47 +281,6 @@ async def test_no_more_values_are_alive_than_the_stream_holds() -> None:
     assert not alive
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # NumPy uses the memory, whatever the loop; takes a second
-async def test_a_fit_of_five_million_points_takes_constant_memory() -> None:
-    points, size = 5_000_000, 50_000
-    true = np.array([2.0, -1.0])
-    peaks: list[int] = []
-    folded = 0
-
-    @ps.node(capacity=2)
-    async def chunks() -> AsyncIterator[tuple[Any, Any]]:
-        for number in range(points // size):
-            x = np.linspace(number, number + 1, size)
-            yield x, true[0] * x + true[1]
-
-    @ps.node
-    def normal_equations(sums: Any, chunk: Any) -> Any:
-        nonlocal folded
-        x, y = chunk
-        design = np.stack([x, np.ones_like(x)], axis=1)
-        folded += 1
-        if folded % 5 == 0:
-            peaks.append(tracemalloc.get_traced_memory()[1])
-            tracemalloc.reset_peak()
-            raise Refused
-        return sums[0] + design.T @ design, sums[1] + design.T @ y
-
-    @ps.graph
-    async def fit() -> Any:
-        return await ps.fold(normal_equations, chunks(), (np.zeros((2, 2)), np.zeros(2)), on_error="skip")
-
-    tracemalloc.start()
-    try:
-        matrix, right = await engine.run(fit())
-    finally:
-        tracemalloc.stop()
-    np.testing.assert_allclose(np.linalg.solve(matrix, right), true, rtol=1e-6)
-    assert (folded, len(peaks)) == (points // size, 20)
-    steady = np.array(peaks[1:-1])  # while the stream's buffer is full
-    assert steady.std() / steady.mean() < 0.3  # the stream may hold a chunk less at times
-    assert abs(steady[-5:].mean() / steady[:5].mean() - 1) < 0.3
-
-
 def test_a_source_that_waits_for_the_fold_of_its_own_values_is_refused() -> None:
     @ps.node(concurrency=1)
     async def limited(limit: int) -> AsyncIterator[int]:
@@ -355,48 +298,44 @@ def test_a_source_that_waits_for_the_fold_of_its_own_values_is_refused() -> None
         engine.plan(folded)
 
 
-class TestRefusals:
-    def test_what_is_no_function(self) -> None:
-        with pytest.raises(TypeError, match=r"ps.fold\(fn, stream, initial\) got fn=3.*a node, a graph or a function"):
-            ps.fold(3, numbers(3), 0)  # type: ignore[call-overload]
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ps.fold(3, numbers(3), 0), r"ps.fold\(fn, stream, initial\) got fn=3.*a node, a graph or a function"),  # type: ignore[call-overload]
+        (lambda: ps.fold(operator.add, [1, 2], 0), r"takes a stream, got \[1, 2\]"),  # type: ignore[call-overload]
+        (lambda: ps.fold(operator.add, numbers(3), 0, on_error="return"), "on_error="),  # type: ignore[call-overload]
+        (lambda: ps.fold(operator.add, numbers(3), 0, on_error=None), "on_error="),  # type: ignore[call-overload]
+        (lambda: ps.fold(operator.add, numbers(3), 0, name=""), "name="),
+    ],
+)
+def test_wrong_arguments_are_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises((TypeError, ps.OptionsError), match=message):
+        make()
 
-    def test_what_is_no_stream(self) -> None:
-        with pytest.raises(TypeError, match=r"takes a stream, got \[1, 2\]"):
-            ps.fold(operator.add, [1, 2], 0)  # type: ignore[call-overload]
 
-    def test_a_parameter_without_annotation(self) -> None:
-        @ps.graph
-        async def folded(values: list[int]) -> int:
-            return await ps.fold(operator.add, values, 0)  # type: ignore[call-overload, no-any-return]
+async def _without_annotation(values: list[int]) -> int:
+    return await ps.fold(operator.add, values, 0)  # type: ignore[call-overload, no-any-return]
 
-        with pytest.raises(ps.GraphTraceError, match="annotated as AsyncIterator"):
-            engine.plan(folded)
 
-    def test_a_stream_that_is_read_twice(self) -> None:
-        @ps.graph
-        async def folded(limit: int) -> tuple[str, str]:
-            stream = numbers(limit)
-            return await ps.fold(joined, stream, ""), await ps.fold(joined, stream, "")
+async def _read_twice(limit: int) -> tuple[str, str]:
+    stream = numbers(limit)
+    return await ps.fold(joined, stream, ""), await ps.fold(joined, stream, "")
 
-        with pytest.raises(ps.GraphTraceError, match="a stream has one reader"):
-            engine.plan(folded)
 
-    @pytest.mark.parametrize("option", [{"on_error": "return"}, {"on_error": None}, {"name": ""}])
-    def test_options(self, option: dict[str, Any]) -> None:
-        with pytest.raises(ps.OptionsError):
-            ps.fold(operator.add, numbers(3), 0, **option)
+@pytest.mark.parametrize(
+    ("body", "message"), [(_without_annotation, "annotated as AsyncIterator"), (_read_twice, "a stream has one reader")]
+)
+def test_what_is_no_unread_stream_is_refused(body: Any, message: str) -> None:
+    with pytest.raises(ps.GraphTraceError, match=message):
+        engine.plan(ps.graph(body))
 
 
 def test_it_is_drawn_with_its_body() -> None:
-    text = str(digits_without_threes)
-    assert "fold" in text
-    assert "skips failures" in text
-    assert "without_threes" in text
-
-
-def test_functools_partial_is_named_after_its_function() -> None:
     @ps.graph
     async def folded(limit: int) -> str:
-        return await ps.fold(functools.partial(joined), numbers(limit), "", name=None)
+        return await ps.fold(functools.partial(without_threes), numbers(limit), "", on_error="skip")
 
-    assert "joined" in str(folded)
+    for drawn in (str(digits_without_threes), str(folded)):  # a `functools.partial` is named after its function
+        assert "fold" in drawn
+        assert "skips failures" in drawn
+        assert "without_threes" in drawn

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import engine, telemetry
 from penstock.testing import run_seeded
+from tests.kit import Gate
 
 
 class Refused(Exception):
@@ -105,30 +106,15 @@ async def test_the_source_is_asked_for_no_more_than_may_be_in_flight() -> None:
 
 
 async def test_a_cancelled_map_cancels_its_items() -> None:
-    cancelled: list[int] = []
-    started = asyncio.Event()
-
-    @ps.node
-    async def stay(number: int) -> int:
-        if number == 0:
-            return 0
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.append(number)
-            raise
-        return number
-
-    of = ps.graph(stay)
-
+    gate = Gate()
+    of = gate.graph()
     async with engine.deploy(of) as service:
         mapping = asyncio.ensure_future(service.map(map(of, range(2))))
-        await started.wait()
+        await gate.has(2)
         mapping.cancel()
         with pytest.raises(asyncio.CancelledError):
             await mapping
-        assert cancelled == [1]
+        assert gate.cancelled == [0, 1]
 
 
 class Value:

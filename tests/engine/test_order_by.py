@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock import engine
 from penstock.testing import wait_quiescent
-from tests.kit import virtual
+from tests.kit import Gate, numbers, virtual
 
 
 def key_of(call: ps.Call[Any]) -> Any:
@@ -109,15 +109,9 @@ async def test_an_item_whose_key_fails_fails_alone(is_deployed: bool) -> None:
 
 
 async def test_it_is_for_one_stream_of_calls() -> None:
-    @ps.node
-    async def count() -> AsyncIterator[int]:
-        yield 1
-
-    counting = ps.graph(count)
-
     takers: list[Callable[..., Any]] = [
         engine.Engine, ps.set_execution_options, lambda **more: ps.execution_options(**more).__enter__(),
-        lambda **more: engine.deploy(waiting, **more), lambda **more: engine.stream(counting(), **more),
+        lambda **more: engine.deploy(waiting, **more), lambda **more: engine.stream(ps.graph(numbers)(1), **more),
     ]  # fmt: skip
     for taker in takers:
         with pytest.raises(ps.OptionsError, match=r"order_by= is for stream$"):
@@ -254,28 +248,20 @@ async def test_thousands_of_calls_of_a_key_may_end_at_once(graph: ps.Graph[[int,
 
 @pytest.mark.parametrize("end", ["drain", "abort"])
 async def test_a_drain_finishes_what_waits_for_its_key_and_an_abort_ends_it(end: str) -> None:
-    gate, begun = asyncio.Event(), list[int]()
-
-    @ps.node
-    async def work(number: int) -> int:
-        begun.append(number)
-        await gate.wait()
-        return number
-
-    graph = ps.graph(work)
-
+    gate = Gate()
+    graph = gate.graph()
     async with engine.deploy(graph, max_in_flight=3) as service:
         calls = [graph(number) for number in (0, 2, 4, 1)]
         reading = asyncio.create_task(service.map(calls, max_in_flight=9, order_by=lambda call: call.arguments[0] % 2))
         await wait_quiescent()
-        assert begun == [0, 1]
+        assert gate.came == [0, 1]
         ending = asyncio.create_task(service.drain() if end == "drain" else service.abort())
         await wait_quiescent()
-        gate.set()
+        gate.open()
         await ending
         if end == "drain":
             assert await reading == [0, 2, 4, 1]
         else:
             with pytest.raises(ps.EngineClosedError):
                 await reading
-            assert begun == [0, 1]
+            assert gate.came == [0, 1]

@@ -118,23 +118,6 @@ def effects_of(made: list[Made]) -> list[Made]:
     return [(name, value) for name, value in made if name in KINDS and KINDS[name].effectful is True]
 
 
-@given(program=programs(), x=st.integers(0, 5), y=st.integers(0, 5))
-async def test_without_passes_it_does_just_the_same(program: Program, x: int, y: int) -> None:
-    calls: Counter[str] = Counter()
-    graph = define(program, calls)
-    plainly = Oracle(with_passes=False)
-    expected = plainly.run(program, {"x": x, "y": y})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.engine.planning._all_passes", lambda trace: ())
-        plan = engine.plan(graph)
-    assert plan.reports == ()
-    for scheduler in SCHEDULERS:
-        calls.clear()
-        assert await engine.run(graph(x, y), scheduler=scheduler) == expected
-        assert calls == plainly.calls
-    assert engine.plan(graph) is plan
-
-
 @given(program=programs())
 def test_without_ordered_effects_a_step_waits_for_data_alone(program: Program) -> None:
     plan = engine.plan(define(program, Counter()))

@@ -8,6 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
+from tests.kit import added
 
 
 @ps.resource
@@ -76,15 +77,6 @@ def test_an_argument_that_each_call_has_its_own_of_is_refused(wrap: Any) -> None
         engine.plan(search)
 
 
-def test_the_value_of_another_step_or_resource_is_refused_as_an_argument() -> None:
-    @ps.graph
-    async def search(url: str) -> str:
-        return await client(await client("a"), length(url))
-
-    with pytest.raises(ps.GraphTraceError, match="argument 'base' of resource 'client' is <Ref client>"):
-        engine.plan(search)
-
-
 @pytest.mark.parametrize("value", [["a"], {"a": 1}, Mutable("a"), ("a", [])])
 async def test_an_argument_that_is_not_hashable_is_named(value: object) -> None:
     @ps.graph
@@ -106,27 +98,6 @@ async def test_a_frozen_dataclass_and_none_are_fine() -> None:
     assert await engine.run(search("x")) == "acx"
 
 
-def test_wrong_arguments_are_refused_while_tracing() -> None:
-    @ps.graph
-    async def search(url: str) -> str:
-        return await client(bse="a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-
-    with pytest.raises(
-        ps.GraphTraceError, match=r"resource 'client' is called wrongly: .*'base'.*parameters are \(base"
-    ):
-        engine.plan(search)
-
-
-def test_a_call_that_is_not_awaited_is_refused() -> None:
-    @ps.graph
-    async def search(url: str) -> str:
-        client("a")  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
-        return url
-
-    with pytest.raises(ps.GraphTraceError, match="the result of this call in 'search' is never awaited"):
-        engine.plan(search)
-
-
 async def test_calls_that_are_awaited_later_are_told_apart() -> None:
     async def inside(url: str) -> str:
         one = fetch("a", url)
@@ -140,17 +111,35 @@ async def test_calls_that_are_awaited_later_are_told_apart() -> None:
     assert await engine.run(search(["x", "y"])) == ["bbax", "bbay"]
 
 
-def test_a_type_that_does_not_fit_is_found_by_the_plan() -> None:
-    @ps.graph
-    async def search(count: int) -> int:
-        return await add(await client("a"), count)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+async def of_another_step(url: str) -> str:
+    return await client(await client("a"), length(url))
 
-    @ps.node
-    async def add(one: int, other: int) -> int:
-        return one + other
 
-    with pytest.raises(ps.PlanError, match="parameter 'one' of node 'add' takes int, but gets str"):
-        engine.plan(search)
+async def of_another_name(url: str) -> str:
+    return await client(bse="a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def not_awaited(url: str) -> str:
+    client("a")  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
+    return url
+
+
+async def of_another_type(url: str) -> int:
+    return added(await client("a"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (of_another_step, "argument 'base' of resource 'client' is <Ref client>"),
+        (of_another_name, r"resource 'client' is called wrongly: .*'base'.*parameters are \(base"),
+        (not_awaited, "the result of this call in 'not_awaited' is never awaited"),
+        (of_another_type, "parameter 'x' of node 'added' takes int, but gets str"),
+    ],
+)
+def test_a_wrong_use_is_refused_by_the_plan(body: Any, message: str) -> None:
+    with pytest.raises((ps.GraphTraceError, ps.PlanError), match=message):
+        engine.plan(ps.graph(body))
 
 
 def test_a_policy_is_refused() -> None:
@@ -187,18 +176,18 @@ async def late() -> AsyncIterator[int]:
 async def test_a_generator_that_yields_twice_or_never(
     wrong: ps.Resource[[], int], error: type[Exception], message: str
 ) -> None:
-    use = ps.graph(wrong)
-
-    with pytest.raises(error, match=message):
-        await engine.run(use)
-    with pytest.raises(error, match=message):
-        await use()
-    with pytest.raises(error, match=message):
+    async def opened() -> None:
         async with wrong.open():
             pass
-    with pytest.raises(error, match=message):
-        async with engine.Engine() as e:
-            await e.run(use)
+
+    async def run_on_an_own_engine() -> None:
+        async with engine.Engine() as own:
+            await own.run(use)
+
+    use = ps.graph(wrong)
+    for way in (lambda: engine.run(use), use, opened, run_on_an_own_engine):
+        with pytest.raises(error, match=message):
+            await way()
 
 
 def test_it_is_drawn_with_a_shape_of_its_own_and_without_its_arguments() -> None:

@@ -133,36 +133,18 @@ STORE = "return the value"
 REFUSED = {
     "try": """
         try:  #! {FALLBACK}
-            return await fetch(q)
+            a = await fetch(q)
         except ValueError:
-            return None
-    """,
-    "try around a parameter": """
+            a = None
         try:  #! {FALLBACK}
-            x = q["key"]
-        except KeyError:
-            x = None
-        return x
-    """,
-    "try around a plain function that calls a node": """
-        try:  #! {FALLBACK}
-            x = twice("text")
-        except ValueError:
-            x = None
-        return x
-    """,
-    "try and finally": """
-        try:  #! {FALLBACK}
-            return await fetch(q)
+            b = q["key"]
         finally:
             print("done")
-    """,
-    "try with except*": """
         try:  #! {FALLBACK}
-            x = await fetch(q)
+            c = twice("text")
         except* ValueError:
-            x = None
-        return x
+            c = None
+        return a, b, c
     """,
     "try in a plain function of the same module": "return await guarded(q)",
     "asyncio.timeout": "async with asyncio.timeout(3): return await fetch(q)  #! {TIMEOUT}",
@@ -185,30 +167,20 @@ REFUSED = {
     "is on the right": "return None is q  #! {COND}",
     "is in a chain": "return 1 < config.limit is q  #! {COND}",
     "match": """
+        match (config.limit, await fetch(q)):  #! {SWITCH}
+            case (3, None):
+                return q
         match q:  #! {SWITCH}
             case None:
                 return q
             case q:
                 return await fetch(q)
     """,
-    "match on a pair": """
-        match (config.limit, await fetch(q)):  #! {SWITCH}
-            case (3, None):
-                return q
-        return None
-    """,
     "in an empty list": "return q if q in RESULTS else await fetch(q)  #! {COND}",
     "is on an attribute by its name": "return q if getattr(q, 'size', 0) is None else await fetch(q)  #! {COND}",
     "is on an item of a tuple": "return (await fetch(q), 3)[0] is None  #! {COND}",
     "is on an item of a copy": "return [r for r in [await fetch(q)].copy() if r is None]  #! {COND}",
     "is on the last item of a list": "return [await fetch(q)].pop() is None  #! {COND}",
-    "is on the value of the round before": """
-        seen = []
-        for name in SOURCES:
-            kept = [one for one in seen if one is None]  #! {COND}
-            seen.append(await fetch(q))
-        return kept
-    """,
     "isinstance": "if isinstance(q, str): return q  #! {COND}",
     "isinstance of an attribute": "return isinstance(q.a.b[0], str)  #! {COND}",
     "isinstance in a plain function": "return kind_of(q)",
@@ -233,10 +205,18 @@ REFUSED = {
     "anyio's threads": 'return await anyio.to_thread.run_sync(time.sleep, 1)  #! runs_on="thread"',
     "another awaitable of asyncio": "await EVENT.wait()  #! {INSIDE}",
     "a lock's method": "await LOCK.acquire()  #! {INSIDE}",
-    "global": """
+    "what is outside of the graph": """
         global counter
         counter += 1  #! {STORE}
-        return await fetch(q)
+        CACHE["last"] = q  #! {STORE}
+        RESULTS.append(await fetch(q))  #! {STORE}
+        CACHE.update(last=1, **{})
+        CACHE.update({"last": q})  #! {STORE}
+        CACHE.setdefault("x", q)  #! {STORE}
+        config.last = await fetch(q)  #! {STORE}
+        config.last = 3
+        cache = CACHE
+        cache["last"] = [q]  #! {STORE}
     """,
     "nonlocal in a body": """
         seen = 0
@@ -246,62 +226,35 @@ REFUSED = {
             return await fetch(x)
         return await ps.map_each(body, q)
     """,
-    "a global container": """
-        CACHE["last"] = q  #! {STORE}
-        RESULTS.append(await fetch(q))  #! {STORE}
-        CACHE.update(last=1, **{})
-        CACHE.update({"last": q})  #! {STORE}
-        CACHE.setdefault("x", q)  #! {STORE}
-        return q
-    """,
-    "an attribute of a global": """
-        config.last = await fetch(q)  #! {STORE}
-        config.last = 3
-        return q
-    """,
-    "an alias of a global": """
-        cache = CACHE
-        cache["last"] = [q]  #! {STORE}
-        return q
-    """,
     "through assignments": """
-        a = q
+        a: object = q
         b, (c, *d) = 1, (2, a)
         e = (f := a.title)
         g, h = await fetch(q)
+        first, *rest = q, q
+        total = [a]
+        total += [a]
         print(e is None)  #! {COND}
         print(f is None)  #! {COND}
         print(g is None)  #! {COND}
+        print(rest[0] is None)  #! {COND}
+        print(total[0] is None)  #! {COND}
         return d[0] is None  #! {COND}
     """,
-    "through a starred target": """
-        first, *rest = q, q
-        return rest[0] is None  #! {COND}
-    """,
-    "through an annotated and an augmented assignment": """
-        a: object = q
-        total = [a]
-        total += [a]
-        return total[0] is None  #! {COND}
-    """,
-    "through a list": """
-        pages = []
+    "through a list and a dict": """
+        listed, more = [], {}
         for s in SOURCES:
-            pages.append(await fetch(s, q))
-        return [page for page in pages if page is not None]  #! {COND}
-    """,
-    "through a dict": """
-        pages = {s: await fetch(s, q) for s in SOURCES}
-        more = {}
+            listed.append(await fetch(s, q))
+        print([page for page in listed if page is not None])  #! {COND}
         more["a"] = q
-        x = more["a"] is None  #! {COND}
+        print(more["a"] is None)  #! {COND}
+        pages = {s: await fetch(s, q) for s in SOURCES}
         for name, page in pages.items():
             print(page is None)  #! {COND}
         for page in pages.values():
             print(page is None)  #! {COND}
-        return x
     """,
-    "through enumerate and zip": """
+    "through pairs": """
         pages = [await fetch(s, q) for s in SOURCES]
         for i, page in enumerate(pages):
             if page is None: return i  #! {COND}
@@ -309,53 +262,47 @@ REFUSED = {
             if page is None: return s  #! {COND}
         for page in list(reversed(pages[1:])):
             if isinstance(page, str): return page  #! {COND}
-        return pages
+        rows = [("a", q), ("b", await fetch("b"))]
+        for name in SOURCES:
+            rows.append((name, await fetch(name)))
+        for name, page in rows:
+            if page is None: return name  #! {COND}
     """,
     "through a loop": """
-        x = None
+        x, seen = None, []
         for s in SOURCES:
             y = x
+            kept = [one for one in seen if one is None]  #! {COND}
             x = await fetch(s, q)
+            seen.append(x)
             print(isinstance(x.title, str))  #! {COND}
-        return isinstance(y, str)
+        return isinstance(y, str), kept
     """,
     "through a plain function": "return first([q]) is None  #! {COND}",
-    "through a plain function that calls nodes": """
+    "through nodes": """
         a, b = twice(config.name)
-        return a is b  #! {COND}
+        print(a is b)  #! {COND}
+        careful = fetch.with_policy(timeout_seconds=3)
+        print(await careful("text") is None)  #! {COND}
+        step = fetch if config.rerank else rank
+        print(await step("text") is None)  #! {COND}
+        print(await NODES["fetch"]("text") is None)  #! {COND}
+        for stage in STAGES:
+            if stage("text") is None: return a  #! {COND}
     """,
     "through a recursive function": "return itself(q) is None, q is None  #! {COND}",
-    "through with_policy": """
-        careful = fetch.with_policy(timeout_seconds=3)
-        x = await careful("text")
-        return x is None  #! {COND}
-    """,
-    "through a chosen node": """
-        step = fetch if config.rerank else rank
-        x = await step("text")
-        return x is None  #! {COND}
-    """,
-    "through a table of nodes": """
-        x = await NODES["fetch"]("text")
-        for stage in STAGES:
-            if stage("text") is None: return x  #! {COND}
-        return x is None  #! {COND}
-    """,
     "through a node of an object": "return Holder.node('a') is None, config.client('b') is None  #! {COND}",
-    "in a closure over a symbolic value": """
-        page = await fetch(q)
-        def helper(x):
-            return page is x  #! {COND}
-        return helper(3)
-    """,
-    "in an argument default": """
-        def helper(x=isinstance(q, str)):  #! {COND}
+    "in a function inside, a key or behind them": """
+        x = await fetch(q)
+        def helper(other, text=isinstance(q, str)):  #! {COND}
+            return x is other  #! {COND}
+        def plain(x):
+            nonlocal_name = x = 3
             return x
-        return helper()
-    """,
-    "in a key": """
-        pages = {q is None: 1}  #! {COND}
-        return {x is None: 1 for x in [q]}  #! {COND}
+        names = [x for x in SOURCES]
+        print({q is None: 1})  #! {COND}
+        print({y is None: 1 for y in [q]})  #! {COND}
+        return helper(3), plain(1), names, x is None  #! {COND}
     """,
     "in every part of a statement": """
         while config.limit > 3:
@@ -385,11 +332,6 @@ REFUSED = {
             limit = 4
         raise ValueError(q is None)  #! {COND}
     """,
-    "after a comprehension that uses the name": """
-        x = q
-        names = [x for x in SOURCES]
-        return x is None, names  #! {COND}
-    """,
     "try around a plain function that was read before": """
         x = once("text")
         try:  #! {FALLBACK}
@@ -398,36 +340,17 @@ REFUSED = {
             pass
         return x
     """,
-    "through pairs": """
-        rows = [("a", q), ("b", await fetch("b"))]
-        for name in SOURCES:
-            rows.append((name, await fetch(name)))
-        for name, page in rows:
-            if page is None: return name  #! {COND}
-        return rows
-    """,
-    "through copies": """
-        pages = list()
+    "through copies and branches": """
+        pages, filled = list(), []
         pages.append(q)
         print(list(tuple(pages))[0] is None)  #! {COND}
         print((pages + pages)[0] is None)  #! {COND}
-        return [*pages][0] is None  #! {COND}
-    """,
-    "through a branch that fills a list": """
-        pages = []
+        print([*pages][0] is None)  #! {COND}
         if config.rerank:
-            pages.append(q)
+            filled.append(q)
         else:
-            pages = pages
-        return pages[0] is None  #! {COND}
-    """,
-    "after a function inside": """
-        x = q
-        def helper(x):
-            nonlocal_name = x = 3
-            return x
-        helper(1)
-        return x is None  #! {COND}
+            filled = filled
+        return filled[0] is None  #! {COND}
     """,
     "what a control-flow function returns": """
         x = await ps.cond(q, fetch, rank, q)
@@ -458,15 +381,12 @@ ACCEPTED = {
             x = await fetch(q)
         else:
             raise ValueError(f"{config.name}")
-        return x
-    """,
-    "is None on a variable that configuration decides": """
-        x = None
+        y, z = None, config.extra
         if config.rerank:
-            x = await rank(q)
-        if x is None:
-            x = await fetch(q)
-        return x
+            y = await rank(q)
+        if y is None or z is None:
+            z = await fetch(q)
+        return x, y, z
     """,
     "a loop over configuration": """
         found = [await fetch(s, q) for s in SOURCES]
@@ -494,19 +414,12 @@ ACCEPTED = {
         try:
             limit = int(config.name)
         except ValueError:
-            limit = 3
+            return await fetch(q)
         with suppress(ValueError):
             limit = int("4")
         with open("/dev/null") as file:
             text = file.read()
         return await fetch(q, limit, text)
-    """,
-    "a node in the handler of plain code": """
-        try:
-            limit = int(config.name)
-        except ValueError:
-            return await fetch(q)
-        return await fetch(q, limit)
     """,
     "plain values under match and isinstance": """
         match config.name:
@@ -514,48 +427,29 @@ ACCEPTED = {
                 return await fetch(q)
             case str(other) if isinstance(config.limit, int) and type(config.limit) is int:
                 return await rank(q, other)
-        return q
+        match config.limit, config.name:
+            case [limit, *rest] if limit:
+                return await fetch(q, rest)
+            case {"a": a, **others}:
+                return await fetch(a, others)
     """,
     "policies": """
-        careful = fetch.with_policy(fallback=lambda error: None if error is None else [], name="x")
+        careful = fetch.with_policy(fallback=lambda error: None if error is None else isinstance(error, ValueError))
         if careful is fetch:
             return q
         return await careful(q)
     """,
-    "a fallback looks at its error": """
-        return await fetch.with_policy(fallback=lambda error: isinstance(error, ValueError))(q)
-    """,
-    "a plain function inside": """
+    "what functions return": """
         def better(left, right):
             return left if left > right else right
         names = sorted(SOURCES, key=lambda s: len(s) if s else 0)
-        return await fetch(q, better(1, config.limit), names)
-    """,
-    "a plain function of the module": """
-        limit = parsed(config.name)
-        if limit is None or kind_of(config.name) is None:
-            return q
-        name = await loaded()
-        return await fetch(q, name, settings())
-    """,
-    "a plain function that may return None": """
-        x = maybe(q)
-        if x is None:
-            return q
-        return x
-    """,
-    "what an inlined graph returns": """
+        limit, found, name = parsed(config.name), maybe(q), await loaded()
         page, note = await search(q)
-        if note is None:
-            return q
-        return page
-    """,
-    "unknown functions": """
         pair = collections.namedtuple("Pair", "a b")(q, 1)
-        if pair.b is None:
-            return q
+        if limit is None or kind_of(config.name) is None or found is None or note is None or pair.b is None:
+            return page
         bound = functools.partial(fetch, q)
-        return await bound(pair.a)
+        return await bound(pair.a, better(1, config.limit), names, name, settings())
     """,
     "control flow": """
         async def body(x):
@@ -579,36 +473,31 @@ ACCEPTED = {
             print(x)
         if config.limit > 3:
             failing(q)
+        for page in pages_of(q):
+            if page is None: return q
         return hidden(q) is None
     """,
-    "a list that a plain function has seen before": """
-        pages = [q]
-        page = first(pages)
-        pages.append(None)
-        return page if first(pages) is None else None
-    """,
     "containers that get other values": """
-        pages, more = {"a": q}, [q]
+        seen, pages, more = [q], {"a": q}, [q]
+        page = first(seen)
+        seen.append(None)
         pages.update(b=None)
         more.extend([None])
-        if pages["b"] is None or more[1] is None:
+        if first(seen) is None or pages["b"] is None or more[1] is None:
             return q
         for name, page in [("a", q), ("b", None)]:
             if page is None: return name
         return {**pages, "c": None}["c"] is None
     """,
-    "a large table of nodes": """
+    "tables of nodes": """
+        if NODES["other"] is None or config[3] is None or STAGES[7] is None:
+            return q
         for node in MANY:
             if node("x") is None: return q
         return q
     """,
     "a container with code of its own": "return await fetch(table['a'], q)",
     "an argument that goes elsewhere": "return labelled(*SOURCES, q)",
-    "a generator of the module": """
-        for page in pages_of(q):
-            if page is None: return q
-        return q
-    """,
     "names that something else hides": """
         def helper():
             return rank("x") is None
@@ -637,17 +526,16 @@ ACCEPTED = {
                 if name is None: return q
         return q
     """,
-    "a function inside that declares and returns": """
+    "functions inside that declare and store": """
         def helper():
             global counter
             return None
+        def note(x):
+            CACHE["name"] = x
         counter = 3
+        note(config.name)
+        CACHE["name"] = config.name
         return await fetch(q, counter)
-    """,
-    "a table of nodes without the name": """
-        if NODES["other"] is None or config[3] is None or STAGES[7] is None:
-            return q
-        return q
     """,
     "local objects": """
         box = SimpleNamespace()
@@ -674,45 +562,19 @@ ACCEPTED = {
         now = asyncio.get_running_loop().time()
         return await fetch(q, now, lock)
     """,
-    "a variable that is symbolic only later": """
-        x = config.extra
-        if x is None:
-            x = await fetch(q)
-        return x
-    """,
     "shadowed names": """
         isinstance = config.client
         type = lambda x: x
-        return isinstance(q, str), type(q)
-    """,
-    "a comprehension of its own variables": """
         q2 = [q for q in SOURCES if q is not None]
-        return await fetch(q2)
+        return isinstance(q, str), type(q), await fetch(q2)
     """,
-    "match captures": """
-        match config.limit, config.name:
-            case [limit, *rest] if limit:
-                return await fetch(q, rest)
-            case {"a": a, **others}:
-                return await fetch(a, others)
-    """,
-    "a walrus on configuration": """
+    "a walrus on configuration, and unpacked arguments": """
+        options = {"a": 1}
         if (limit := config.limit) is not None:
-            return await fetch(q, limit)
+            return await fetch(*SOURCES, **options), kind_of(*SOURCES)
         while (limit := limit - 1) > 0:
             await fetch(q, limit)
         return q
-    """,
-    "unpacked arguments": """
-        options = {"a": 1}
-        return await fetch(*SOURCES, **options), kind_of(*SOURCES)
-    """,
-    "a nested function's own global": """
-        def note(x):
-            CACHE["name"] = x
-        note(config.name)
-        CACHE["name"] = config.name
-        return await fetch(q)
     """,
 }
 

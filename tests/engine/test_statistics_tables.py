@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from time import perf_counter
-from typing import Any, Self, get_type_hints
+from typing import Any, get_type_hints
 from xml.etree import ElementTree
 
 import pytest
@@ -19,6 +19,7 @@ from penstock import engine, telemetry
 from penstock.engine import ActorStatistics, AdmissionStatistics, ChannelStatistics, ServiceStatistics, StreamStatistics
 from penstock.telemetry.tables import duration, milliseconds, rate, significant
 from penstock.testing import wait_quiescent
+from tests.kit import model, numbers
 
 IDLE = AdmissionStatistics(0, 64, 0, None, 0, 0, None)
 
@@ -269,9 +270,6 @@ def test_the_node_that_limits_is_named_in_a_sentence() -> None:
 
 
 async def test_the_time_of_a_node_that_reads_a_stream_is_not_taken_for_its_own() -> None:
-    async def numbers() -> AsyncIterator[int]:
-        yield 1
-
     @ps.node(timeout_seconds=100)
     async def read(items: AsyncIterator[int]) -> list[int]:
         return [item async for item in items]
@@ -282,7 +280,7 @@ async def test_the_time_of_a_node_that_reads_a_stream_is_not_taken_for_its_own()
 
     both = read >> count
     async with engine.deploy(both) as service:
-        await service(numbers())
+        await service(numbers(1))
         busy = {actor.node: actor.busy_seconds for actor in service.statistics().actors}
     assert busy["read"] is None
     assert busy["count"] is not None
@@ -311,32 +309,18 @@ async def test_uptime_begins_when_a_deployment_is_ready_and_stands_still_when_it
     assert str(service.statistics()).startswith("service     stopped\n")
 
 
-@ps.node
-class Model:
+async def test_what_a_deployment_needs_to_get_ready_does_not_count() -> None:
     entered = 0.0
 
-    async def __aenter__(self) -> Self:
+    async def enter() -> None:
+        nonlocal entered
         await asyncio.sleep(0.01)  # loading a model takes a while
-        Model.entered = perf_counter()
-        return self
+        entered = perf_counter()
 
-    async def __aexit__(self, *exc_info: object) -> None: ...
-
-    async def __call__(self, number: int) -> int:
-        return number
-
-
-model = Model()
-
-
-infer = ps.graph(model)
-
-
-async def test_what_a_deployment_needs_to_get_ready_does_not_count() -> None:
-    async with engine.deploy(infer) as service:
+    async with engine.deploy(ps.graph(model(enter=enter))) as service:
         elapsed = service.statistics().elapsed_seconds
         assert elapsed is not None
-        assert elapsed <= perf_counter() - Model.entered
+        assert elapsed <= perf_counter() - entered
 
 
 async def test_a_stream_and_an_engine_show_what_they_did() -> None:

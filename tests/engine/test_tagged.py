@@ -1,12 +1,9 @@
 """`ps.tagged`: a call carries an object past its nodes, and the object comes back with the outcome."""
 
-import asyncio
 import gc
 import pickle
-import random
 import weakref
-from collections.abc import AsyncIterator, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +11,7 @@ from opentelemetry import trace
 
 import penstock as ps
 from penstock import engine, telemetry
-from penstock.testing import run_virtual, wait_quiescent
+from penstock.testing import wait_quiescent
 from tests.kit import added, paused
 
 
@@ -34,58 +31,6 @@ async def chain(number: int) -> int:
 
 
 waiting = paused >> added
-
-
-def test_each_outcome_has_the_tag_of_its_call(effort: int) -> None:
-    """Calls with and without a tag share a stream; its source, options and nodes are random."""
-
-    async def main(seed: int) -> None:
-        rng = random.Random(seed)
-        retry, hedge = (
-            rng.choice([None, ps.Retry(2, backoff_seconds=0.1)]),
-            rng.choice([None, ps.Hedge(after_seconds=0.5)]),
-        )
-
-        @ps.node(concurrency=rng.choice([1, 3]), capacity=rng.choice([1, 4]), retry=retry, hedge=hedge)
-        async def work(number: int) -> int:
-            await asyncio.sleep(rng.choice([0, 0.3, 2]))
-            if rng.random() < 0.3:
-                raise ValueError("broken")
-            return number
-
-        working = work >> added
-        graphs = rng.sample([chain, waiting, working], rng.randint(1, 3))
-        tags: dict[int, Message | None] = {}
-
-        def calls() -> Iterator[ps.Call[int, Any]]:
-            for number in range(40):
-                tags[number] = Message(number) if rng.random() < 0.8 else None
-                call = rng.choice(graphs)(number)
-                yield call if tags[number] is None else ps.tagged(call, tags[number])
-
-        async def slowly() -> AsyncIterator[ps.Call[int, Any]]:
-            for call in calls():
-                yield call
-                await asyncio.sleep(rng.choice([0, 0, 0.2]))
-
-        options: Any = {"max_in_flight": rng.choice([1, 4, 20]), "ordered": rng.random() < 0.5}
-        options["order_by"] = rng.choice([None, None, lambda call: call.arguments[0] % 3])
-        async with engine.deploy(*graphs, max_in_flight=rng.choice([1, 4])) as service:
-            made: engine.Stream[int, Any] = (service if rng.random() < 0.5 else engine).stream(
-                calls() if rng.random() < 0.5 else slowly(), **options
-            )
-            async with made as stream:
-                found: list[engine.Outcome[int, Any]] = []
-                reader = stream.outcomes()
-                if rng.random() < 0.5:
-                    found += [await anext(reader) for _ in range(rng.randrange(8))]
-                    await stream.drain(rng.choice([0, 0.5, 3]))
-                found += [outcome async for outcome in reader]
-                assert len(found) == len(tags)
-                assert all(outcome.tag is tags[outcome.index] for outcome in found)
-
-    for seed in range(100 * effort):
-        run_virtual(partial(main, seed), timeout_seconds=10_000)
 
 
 @pytest.mark.parametrize("is_tagged_first", [True, False])

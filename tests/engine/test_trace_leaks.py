@@ -137,41 +137,22 @@ def test_a_global_list_that_collects_values_is_found() -> None:
     assert_names_line_and_remedy(message, 4, "hidden in an object of type list", ["made in the graph"])
 
 
-def test_recursion_without_end() -> None:
-    source = """
-    @ps.graph
-    async def g(x: int) -> int:
-        return await g(await double(x))
-    """
-    message = refusal(lambda: define(source))
-    assert "<graph>:4" in message or "<graph>:2" in message
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["@ps.graph", "async def g(x: int): return await g(await double(x))"],
+        ["async def helper(x): return await helper(await double(x))",
+         "@ps.graph", "async def g(x: int): return await helper(x)"],
+        ["async def again(x): return await g(x)",
+         "@ps.graph", "async def g(x: int): return await ps.cond(x, again, double, x)"],
+    ],
+    ids=["a graph", "a helper", "a body"],
+)  # fmt: skip
+def test_recursion_without_end(lines: list[str]) -> None:
+    message = refusal(lambda: define("\n".join(lines)))
+    assert message.startswith("<graph>:")
     assert "calls itself without end" in message
     assert "ps.while_loop" in message
-
-
-def test_recursion_through_a_body_without_end() -> None:
-    source = """
-    async def again(x):
-        return await g(x)
-    @ps.graph
-    async def g(x: int) -> int:
-        return await ps.cond(x, again, double, x)
-    """
-    message = refusal(lambda: define(source))
-    assert "calls itself without end" in message
-    assert "ps.while_loop" in message
-
-
-def test_recursion_of_a_helper_without_end() -> None:
-    source = """
-    async def helper(x):
-        return await helper(await double(x))
-    @ps.graph
-    async def g(x: int) -> int:
-        return await helper(x)
-    """
-    message = refusal(lambda: define(source))
-    assert message.startswith("<graph>:4: graph 'g' calls itself without end")
 
 
 async def test_what_a_graph_waits_for_by_mistake_is_left_alone() -> None:

@@ -10,14 +10,14 @@ import operator
 import os
 import pickle
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import data, engine
-from tests.engine.tracing import assert_names_line_and_remedy, body, collect, define, double, refusal
+from tests.engine.tracing import assert_names_line_and_remedy, body, define, refusal
 
 CONTROL_FLOW = ["ps.cond", "ps.switch"]
 NODE = ["inside a node"]
@@ -147,12 +147,6 @@ def test_a_call_that_is_not_awaited_refuses(expression: str) -> None:
     assert_names_line_and_remedy(message, 4, "before it is awaited", ["await"])
 
 
-@pytest.mark.parametrize("statement", [one[0] for one in STATEMENTS])
-def test_a_call_that_is_not_awaited_refuses_statements(statement: str) -> None:
-    message = refusal(lambda: body("v = double(x)", statement, "return 1"))
-    assert message.startswith("<graph>:4: "), message
-
-
 @pytest.mark.parametrize(
     ("lines", "line", "cause"),
     [
@@ -233,28 +227,27 @@ def test_awaiting_what_need_not_be_awaited_says_why(awaited: str) -> None:
     )
 
 
-def test_awaiting() -> None:
-    forgotten = refusal(lambda: body("double(x)", "return y"))
-    assert_names_line_and_remedy(forgotten, 3, "never awaited", ["write `await`"])
-    twice = refusal(lambda: body("v = double(x)", "await v", "return await v"))
-    assert_names_line_and_remedy(twice, 5, "awaiting it twice", ["keep the result in a variable"])
-    passed = refusal(lambda: body("v = double(x)", "return add(v)"))
-    assert_names_line_and_remedy(passed, 4, "before it is awaited", ["write `await`"])
-    listed = refusal(lambda: body("v = double(x)", "return add([v])"))
-    assert_names_line_and_remedy(listed, 4, "before it is awaited", ["write `await`"])
-    returned = refusal(lambda: body("v = double(x)", "return v"))
-    assert "before it is awaited" in returned
-    control = refusal(lambda: body("ps.cond(x, double, double, y)", "return y"))
-    assert_names_line_and_remedy(control, 3, "never awaited", ["write `await`"])
+NOT_AWAITED = "before it is awaited"
+WRITE_AWAIT = ["write `await`"]
 
 
-def test_a_graph_that_is_called_and_not_awaited() -> None:
+@pytest.mark.parametrize(
+    ("lines", "line", "what", "remedies"),
+    [
+        (["double(x)", "return y"], 3, "never awaited", WRITE_AWAIT),
+        (["ps.cond(x, double, double, y)", "return y"], 3, "never awaited", WRITE_AWAIT),
+        (["inner(x, y)", "return y"], 3, "never awaited", WRITE_AWAIT),
+        (["v = double(x)", "await v", "return await v"], 5, "awaiting it twice", ["keep the result in a variable"]),
+        (["v = double(x)", "return add(v)"], 4, NOT_AWAITED, WRITE_AWAIT),
+        (["v = double(x)", "return add([v])"], 4, NOT_AWAITED, WRITE_AWAIT),
+        (["return add(inner(x, y))"], 3, NOT_AWAITED, WRITE_AWAIT),
+        (["v = double(x)", "return v"], 1, NOT_AWAITED, WRITE_AWAIT),
+        (["return inner(x, y)"], 1, NOT_AWAITED, WRITE_AWAIT),
+    ],
+)
+def test_each_call_is_awaited_once(lines: list[str], line: int, what: str, remedies: list[str]) -> None:
     inner = body("return add(x, y)")
-    forgotten = refusal(lambda: body("inner(x, y)", "return y", inner=inner))
-    assert_names_line_and_remedy(forgotten, 3, "never awaited", ["write `await`"])
-    passed = refusal(lambda: body("return add(inner(x, y))", inner=inner))
-    assert_names_line_and_remedy(passed, 3, "before it is awaited", ["write `await`"])
-    assert refusal(lambda: body("return inner(x, y)", inner=inner)).count("before it is awaited") == 1
+    assert_names_line_and_remedy(refusal(lambda: body(*lines, inner=inner)), line, what, remedies)
 
 
 def test_a_call_may_be_awaited_in_a_body() -> None:
@@ -325,43 +318,21 @@ def test_a_task_that_was_started_while_tracing_is_no_part_of_the_graph() -> None
     assert calls == [1]  # called as a function, after the trace has ended
 
 
-def test_what_is_no_async_def_is_no_graph() -> None:
-    def plain(x: int) -> int:
-        return x
-
-    async def stream(x: int) -> Any:
-        yield x
-
-    of_one_node = ps.graph(double)
-    for made, remedy in ((plain, "async def"), (stream, "yield"), (of_one_node, "already")):
-        with pytest.raises(ps.GraphTraceError, match=remedy) as caught:
-            ps.graph(made)  # type: ignore[arg-type]
-        if made is not of_one_node:
-            assert str(caught.value).startswith(f"{__file__}:{made.__code__.co_firstlineno}: ")  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("parameter", ["*xs: int", "**xs: int"])
-def test_variadic_parameters_of_a_graph_are_refused(parameter: str) -> None:
-    message = refusal(lambda: define(f"@ps.graph\nasync def g({parameter}):\n    return 1"))
-    assert message.startswith("<graph>:1: ")
-    assert "take a list" in message
-
-
-WRONG_CALLS = {
-    "await double()": "missing a required argument: 'x'",
-    "await double(x, y)": "too many positional arguments",
-    "add(x, w=y)": "unexpected keyword argument 'w'",
-    "add(x, x=y)": "multiple values for argument 'x'",
-    "await inner(x)": "missing a required argument: 'y'",
-    "await inner(x, y, y)": "too many positional arguments",
-}
-
-
-@pytest.mark.parametrize("call", WRONG_CALLS)
-def test_a_wrong_number_of_arguments(call: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        ("await double()", "missing a required argument: 'x'"),
+        ("await double(x, y)", "too many positional arguments"),
+        ("add(x, w=y)", "unexpected keyword argument 'w'"),
+        ("add(x, x=y)", "multiple values for argument 'x'"),
+        ("await inner(x)", "missing a required argument: 'y'"),
+        ("await inner(x, y, y)", "too many positional arguments"),
+    ],
+)
+def test_a_wrong_number_of_arguments(call: str, what: str) -> None:
     inner = body("return x")
     message = refusal(lambda: body("z = y", f"return {call}", inner=inner))
-    assert_names_line_and_remedy(message, 4, WRONG_CALLS[call], ["its parameters are (x: int"])
+    assert_names_line_and_remedy(message, 4, what, ["its parameters are (x: int"])
 
 
 def test_calling_a_graph_wrongly_is_a_type_error_as_for_any_function() -> None:
@@ -371,27 +342,19 @@ def test_calling_a_graph_wrongly_is_a_type_error_as_for_any_function() -> None:
             call()
 
 
-def test_bodies_are_checked_like_graphs(tmp_path: Any) -> None:
-    file = tmp_path / "with_source.py"
-    file.write_text(
-        "import penstock as ps\n"
-        "@ps.node\n"
-        "async def work(x: int) -> int: return x\n"
-        "async def careful(x: int) -> int:\n"
-        "    try:\n"
-        "        return await work(x)\n"
-        "    except ValueError:\n"
-        "        return 0\n"
-        "bodies = [careful]\n"
-        "@ps.graph\n"
-        "async def g(x: int) -> int:\n"
-        "    return await ps.cond(x, bodies[0], work, x)\n"
-    )
-    names: dict[str, Any] = {}
-    exec(compile(file.read_text(), str(file), "exec"), names)
-    message = refusal(lambda: names["g"])
-    assert f"{file}:5" in message
-    assert "fallback=" in message
+@pytest.mark.parametrize(
+    ("head", "remedy"),
+    [
+        ("async def g(*xs: int): return 1", "take a list"),
+        ("async def g(**xs: int): return 1", "take a list"),
+        ("def g(x: int): return x", "write `async def`"),
+        ("async def g(x: int): yield x", "yield"),
+    ],
+)
+def test_what_cannot_be_a_graph_says_why(head: str, remedy: str) -> None:
+    for decorator in ("@ps.graph", "@ps.graph()"):
+        message = refusal(lambda source=f"{decorator}\n{head}": define(source))
+        assert_names_line_and_remedy(message, 1, "g", [remedy])
 
 
 @pytest.mark.parametrize("receiver", ["self", "cls"])
@@ -412,10 +375,3 @@ async def test_a_graph_in_a_class_without_a_receiver_is_a_graph() -> None:
 
 async def test_the_decorator_works_with_empty_parentheses() -> None:
     assert await engine.run(define("@ps.graph()\nasync def g(x: int) -> int:\n    return await double(x)")(2)) == 4
-    message = refusal(lambda: define("@ps.graph()\ndef g(x: int) -> int:\n    return x"))
-    assert_names_line_and_remedy(message, 1, "@graph needs an `async def`", ["write `async def`"])
-
-
-def test_collect_is_called_as_plain_python() -> None:
-    make: Callable[..., Any] = collect
-    assert make(1, a=2) == (1, ("a", 2))

@@ -8,6 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
+from tests.kit import SCHEDULERS
 
 
 @ps.node
@@ -43,6 +44,18 @@ def refusal(make: Callable[[], Any]) -> str:
     with pytest.raises(ps.GraphTraceError) as caught:
         engine.plan(make())
     return str(caught.value)
+
+
+async def assert_like_plain(graph: ps.Graph[..., Any], *args: Any) -> Any:
+    """Check that every way to run the graph gives the result of plain Python, and return this result."""
+    expected = await graph(*args)
+    for scheduler in SCHEDULERS:
+        assert await engine.run(graph(*args), scheduler=scheduler) == expected
+    async with engine.stream([graph(*args)] * 3) as results:
+        assert [result async for result in results] == [expected] * 3
+    async with engine.deploy(graph) as service:
+        assert await service(*args) == expected
+    return expected
 
 
 def assert_names_line_and_remedy(message: str, line: int, what: str, remedies: list[str]) -> None:
