@@ -4,7 +4,8 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ class State:
 
 FIRST = State(0, (), {})
 TURNS = 5
+WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
 
 
 def agent(durable: ps.Durable, turn: "Callable[[State], Any]", last: int = TURNS) -> "ps.Graph[[str], str]":
@@ -57,6 +59,65 @@ def durable_in(place: str) -> ps.Durable:
 
 def next_state(state: State, word: str) -> State:
     return State(state.turn + 1, (*state.said, word), {**state.counts, state.turn: word})
+
+
+class Job:
+    """An agent that notes the turns that ran, and does something else in some turns.
+
+    Attributes:
+        durable: where its loop is kept.
+        graph: the graph of the agent.
+        ran: the turns that ran, in their order.
+        in_turn: what is done in a turn; a result of it is the word of the turn.
+    """
+
+    def __init__(self, store: ps.LoopStore | Path, last: int = TURNS, **options: Any) -> None:
+        self.durable = ps.Durable(store, **options)
+        self.graph = agent(self.durable, self, last)
+        self.ran: list[int] = []
+        self.in_turn: dict[int, Callable[[], Awaitable[Any]]] = {}
+
+    async def __call__(self, state: State) -> State:
+        self.ran.append(state.turn)
+        word = await self.in_turn[state.turn]() if state.turn in self.in_turn else None
+        return next_state(state, word or f"word{state.turn}")
+
+    async def run(self, key: str = "k", question: str = "q", **options: Any) -> str:
+        return await engine.run(self.graph(question), durable_key=key, **options)
+
+    async def ends(self, key: str, turn: int, does: Callable[[], Awaitable[Any]]) -> None:
+        """Runs a key until its call fails or asks in a turn."""
+        self.in_turn = {turn: does}
+        with suppress(ValueError, ps.Interrupted):
+            await self.run(key)
+            raise AssertionError("it had a result")
+        self.in_turn = {}
+
+    async def begun(
+        self, key: str, turn: int, does: "Callable[[], Awaitable[Any]] | None" = None
+    ) -> "asyncio.Task[str]":
+        """Runs a key until its call has begun a turn, in which it waits for ever, or does what is given."""
+        self.in_turn = {turn: does or asyncio.Event().wait}
+        self.ran.clear()
+        running = asyncio.create_task(self.run(key))
+        while turn not in self.ran:
+            await asyncio.sleep(0)
+        self.in_turn = {}
+        return running
+
+
+async def stop(running: "asyncio.Task[Any]") -> None:
+    """Cancels a call, and waits for its end."""
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def fails() -> None:
+    raise ValueError("the model is down")
+
+
+async def asks() -> Any:
+    return await ps.interrupt({"pay": 120})
 
 
 def say(word: str) -> None:

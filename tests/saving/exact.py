@@ -1,9 +1,26 @@
-"""`exact` tells values apart that differ in a single bit, in a type, or in the order of the axes of an array."""
+"""Interrupted runs are compared to the last bit, to a type, and to the order of the axes of an array."""
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+import penstock as ps
+from penstock import engine
+
+
+class Keeping:
+    """An object whose state is what it holds; the base of nodes, sources and readers."""
+
+    held: Any
+
+    def state(self) -> Any:
+        return self.held
+
+    def restore(self, state: Any) -> None:
+        self.held = state
 
 
 def exact(value: Any) -> Any:
@@ -33,3 +50,19 @@ def exact(value: Any) -> Any:
     if hasattr(value, "model_fields_set"):  # a pydantic model
         return kind, exact(value.__getstate__())
     return kind, value.hex() if isinstance(value, float) else repr(value)
+
+
+async def check_interrupted(make: Callable[[], Any], folder: Path, *stops: int) -> None:
+    """Compares one whole run of a call with runs that end with a snapshot at each of `stops`, and a last one."""
+    whole = [exact(value) async for value in engine.stream(make())]
+    got: dict[int, Any] = {}
+    for stop in (*stops, None):
+        async with engine.stream(make(), checkpoint=ps.Checkpoint(folder)) as values:
+            assert values.position == len(got)
+            async for value in values:
+                got[values.position - 1] = exact(value)
+                if values.position == stop:
+                    await values.checkpoint()
+                    break
+    assert list(got.values()) == whole
+    assert len(whole) > stops[-1]

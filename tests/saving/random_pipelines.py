@@ -18,7 +18,7 @@ import numpy as np
 import penstock as ps
 from penstock import data, engine
 from tests.promises.exploring import SEED, seed_to_replay
-from tests.saving.exact import exact
+from tests.saving.exact import Keeping, exact
 
 SOURCE = np.random.default_rng(1).standard_normal(40)
 Stage = Callable[[Any], Any]
@@ -52,22 +52,19 @@ async def wait(value: Any) -> None:
 
 
 @ps.node
-class Trainer:
+class Trainer(Keeping):
     """Each result depends on all values before it, and on rounding. Its arrays are shared, and in Fortran order."""
 
     def __init__(self) -> None:
-        self.weights = np.full((2, 3), 0.1).T
-        self.held = {"in": self.weights, "out": [self.weights], "seen": {"none"}}
+        weights = np.full((2, 3), 0.1).T
+        self.held = {"in": weights, "out": [weights], "seen": {"none"}}
 
-    def state(self) -> Any:
-        return self.held
-
-    def restore(self, state: Any) -> None:
-        self.held = state
-        self.weights = state["in"]
+    @property
+    def weights(self) -> Any:
+        return self.held["in"]
 
     async def __call__(self, value: Any) -> float:
-        self.weights *= 0.9  # in place, so the snapshot must have a copy
+        self.held["in"] *= 0.9  # in place, so the snapshot must have a copy
         await wait(value)
         self.held["out"][0] += float(np.sum(value)) / 7
         self.held["seen"].add(level(value))
@@ -82,17 +79,11 @@ class InOrder(Trainer):
 
 
 @ps.node
-class Running:
+class Running(Keeping):
     """A class that reads a stream and gives another stream with fewer values."""
 
     def __init__(self) -> None:
         self.held: list[float] = []
-
-    def state(self) -> Any:
-        return self.held
-
-    def restore(self, state: Any) -> None:
-        self.held = state
 
     async def __call__(self, values: AsyncIterator[Any]) -> AsyncIterator[float]:
         async for value in values:
@@ -151,20 +142,6 @@ class Told(Untold):
         self.count = state
 
 
-def object_of(draw: Draw) -> Untold:
-    one = draw.choice([Told, Told, Told, Untold])()
-    if not isinstance(one, Told):
-        draw.risks.add("untold")
-    return one
-
-
-def any_width(draw: Draw) -> int:
-    width = draw.choice([1, 1, 1, 4])
-    if width > 1:
-        draw.risks.add("overlap")
-    return width
-
-
 def fails(value: Any) -> float:
     raise ValueError(value)
 
@@ -193,39 +170,6 @@ async def twice(value: Any) -> float:
     return float(np.sum(value)) * 2
 
 
-SPOTS: dict[str, Callable[[Draw], tuple[Stage, str, str]]] = {
-    "fn": lambda draw: (data.filtered(object_of(draw).keeps), "any", "same"),
-    "fn of a node": lambda draw: (data.filtered(ps.node(object_of(draw).keeps)), "any", "same"),
-    "collate": lambda draw: (data.batched(3, collate=object_of(draw)), "number", "batch"),
-    "collate of a partial": lambda draw: (
-        data.batched(2, collate=functools.partial(called_with, object_of(draw))), "number", "batch",
-    ),
-    "node of an object": lambda draw: (each(object_of(draw), any_width(draw)), "any", "number"),
-    "node of a method": lambda draw: (each(object_of(draw).later, any_width(draw)), "any", "number"),
-    "node in a thread": lambda draw: (
-        each(object_of(draw), any_width(draw), runs_on="thread", concurrency=draw.choice([1, None])), "any", "number",
-    ),
-    "method that is a node": lambda draw: (of_method(object_of(draw), any_width(draw)), "any", "number"),
-    "generator": lambda draw: (ps.node(object_of(draw).numbered), "any", "number"),
-    "fallback": lambda draw: (each(fails, any_width(draw), fallback=object_of(draw)), "any", "number"),
-    "wait": lambda draw: (
-        each(fails_first, any_width(draw), retry=ps.Retry(3, wait=object_of(draw).pause), fallback=minus_one),
-        "any", "number",
-    ),
-    "key": lambda draw: (
-        each(twice, any_width(draw), cache=ps.Cache(max_bytes=9999, key=object_of(draw).key)), "number", "number",
-    ),
-    "size": lambda draw: (
-        each(twice, 1, cache=ps.Cache(max_bytes=9999, key=level, size=object_of(draw))), "number", "number",
-    ),
-    "branch": lambda draw: (in_control(object_of(draw), any_width(draw)), "number", "number"),
-}  # fmt: skip
-
-
-def of_method(one: Untold, width: int) -> Stage:
-    return lambda stream: ps.map_each(one.counted, stream, concurrency=width)
-
-
 def in_control(one: Untold, width: int) -> Stage:
     counted = ps.node(one)
 
@@ -233,6 +177,46 @@ def in_control(one: Untold, width: int) -> Stage:
         return await ps.cond(is_even(value), counted, twice_node, value)
 
     return lambda stream: ps.map_each(body, stream, concurrency=width)
+
+
+# By name. The function takes the object, and how many items may be in its node at a time.
+SPOTS: dict[str, tuple[Callable[[Any, int], Stage], str, str]] = {
+    "fn": (lambda one, _: data.filtered(one.keeps), "any", "same"),
+    "fn of a node": (lambda one, _: data.filtered(ps.node(one.keeps)), "any", "same"),
+    "collate": (lambda one, _: data.batched(3, collate=one), "number", "batch"),
+    "collate of a partial": (
+        lambda one, _: data.batched(2, collate=functools.partial(called_with, one)), "number", "batch",
+    ),
+    "node of an object": (lambda one, width: each(one, width, name="counted"), "any", "number"),
+    "node of a partial": (lambda one, width: each(functools.partial(one), width, name="counted"), "any", "number"),
+    "node of a method": (lambda one, width: each(one.later, width), "any", "number"),
+    "node in a thread": (lambda one, width: each(one, width, name="counted", runs_on="thread"), "any", "number"),
+    "node with one place": (lambda one, _: each(one.later, 9, concurrency=1), "any", "number"),
+    "method that is a node": (
+        lambda one, width: lambda stream: ps.map_each(one.counted, stream, concurrency=width), "any", "number",
+    ),
+    "generator": (lambda one, _: ps.node(one.numbered), "any", "number"),
+    "fallback": (lambda one, width: each(fails, width, fallback=one), "any", "number"),
+    "wait": (
+        lambda one, width: each(fails_first, width, retry=ps.Retry(3, wait=one.pause), fallback=minus_one),
+        "any", "number",
+    ),
+    "key": (
+        lambda one, width: each(twice, width, cache=ps.Cache(max_bytes=9999, key=one.key)), "number", "number",
+    ),
+    "branch": (in_control, "number", "number"),
+}  # fmt: skip
+OF_ONE_WIDTH = {"fn", "fn of a node", "collate", "collate of a partial", "node with one place", "generator"}
+
+
+def object_at(spot: str, draw: Draw) -> tuple[Stage, str, str]:
+    """Draws an object and a width for one of the spots, and notes why the graph may be refused."""
+    make, takes, gives = SPOTS[spot]
+    one = draw.choice([Told, Told, Told, Untold])()
+    width = 1 if spot in OF_ONE_WIDTH else draw.choice([1, 1, 1, 4])
+    draw.risks |= {"untold"} if not isinstance(one, Told) else set()
+    draw.risks |= {"overlap"} if width > 1 else set()
+    return make(one, width), takes, gives
 
 
 # Stages: a function that makes the stage, its input (numbers, batches or any), and its output.
@@ -327,7 +311,7 @@ STAGES: dict[str, tuple[Callable[[int, int], Stage], str, str]] = {
 def stage_of(name: str, draw: Draw, free: Draw) -> tuple[Stage, str, str]:
     size, width = draw.randint(1, 7), free.randint(1, 9)
     if name in SPOTS:
-        return SPOTS[name](draw)
+        return object_at(name, draw)
     make, takes, gives = STAGES[name]
     return make(size, width), takes, gives
 
@@ -383,43 +367,31 @@ def controlled(trainer: Trainer, width: int, size: int) -> Stage:
 # Sources.
 
 
-class Lines:
+class Lines(Keeping):
     """An iterator that can tell and restore its position."""
 
     def __init__(self) -> None:
-        self.next = 0
+        self.held = 0
 
     def __iter__(self) -> "Lines":
         return self
 
     def __next__(self) -> float:
-        if self.next == len(SOURCE):
+        if self.held == len(SOURCE):
             raise StopIteration
-        self.next += 1
-        return float(SOURCE[self.next - 1])
-
-    def state(self) -> Any:
-        return self.next
-
-    def restore(self, state: Any) -> None:
-        self.next = state
+        self.held += 1
+        return float(SOURCE[self.held - 1])
 
 
 @ps.node
-class Counting:
+class Counting(Keeping):
     def __init__(self) -> None:
-        self.count = 0
-
-    def state(self) -> Any:
-        return self.count
-
-    def restore(self, state: Any) -> None:
-        self.count = state
+        self.held = 0
 
     async def __call__(self) -> AsyncIterator[float]:
-        while self.count < 60:
-            self.count += 1
-            yield self.count / 3
+        while self.held < 60:
+            self.held += 1
+            yield self.held / 3
 
 
 @ps.node
@@ -509,7 +481,7 @@ def call(seed: int, run: int, first: First | None = None, only: Sequence[str] = 
         if takes in ("any", kind) and kind != "tuple":
             chosen.append(name)
             stages.append(stage)
-            risks |= {"size"} if name == "size" else draw.risks
+            risks |= draw.risks
             kind = kind if gives == "same" else gives
 
     @ps.graph
@@ -522,21 +494,15 @@ def call(seed: int, run: int, first: First | None = None, only: Sequence[str] = 
     return pipeline(), chosen, risks
 
 
-class Reader:
+class Reader(Keeping):
     """The model that the reader trains in the `async for`."""
 
     def __init__(self) -> None:
-        self.weights = np.zeros((2, 2))
-
-    def state(self) -> Any:
-        return self.weights
-
-    def restore(self, state: Any) -> None:
-        self.weights = state
+        self.held = np.zeros((2, 2))
 
     def learned(self, value: Any) -> str:
-        self.weights = (0.9 * self.weights + level(value)).T
-        return float(self.weights.sum()).hex()
+        self.held = (0.9 * self.held + level(value)).T
+        return float(self.held.sum()).hex()
 
 
 class Interrupted:

@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ import penstock as ps
 from penstock import data, engine, telemetry
 from penstock.saving import snapshots
 from penstock.testing import cancel_at_every_step
+from tests.saving.exact import exact
+from tests.saving.random_pipelines import Counting, Lines
 
 SOURCE = np.arange(40)
 
@@ -34,26 +35,20 @@ class Counted:
         self.values = state["values"]
 
 
-@ps.node
 class Summed(Counted):
     def __call__(self, value: float) -> float:
         self.values.append(value)
         return sum(self.values)
 
 
-@ps.node
 class WithoutState:
     def __call__(self, value: float) -> float:
         return value
 
 
-@ps.node
-class RestoredLater(Counted):
+class RestoredLater(Summed):
     async def restore(self, state: Any) -> None:  # type: ignore[override]
         self.values = state["values"]
-
-    def __call__(self, value: float) -> float:
-        return value
 
 
 @ps.node
@@ -67,7 +62,7 @@ async def overtaking(value: float) -> float:
     return value
 
 
-summed = Summed()
+summed = ps.node(Summed)()
 
 
 @ps.graph
@@ -99,33 +94,26 @@ def records_of(folder: Path) -> list[tuple[int | None, bool | None]]:
     return [(one.record, one.ended) for one in snapshots.stored_snapshots(folder, verify=True)]
 
 
-async def test_a_stream_goes_on_where_its_newest_snapshot_is(tmp_path: Path) -> None:
-    whole = await plain(sums(ordered()))
-    checkpoint = ps.Checkpoint(tmp_path, every_records=10)
-    assert await taken(sums(ordered()), checkpoint, 25) == whole[:25]
-    (first, _), *_ = rest = await taken(sums(ordered()), checkpoint)
-    assert first in (11, 21)
-    assert rest == whole[first - 1 :]
-    assert records_of(tmp_path)[-1] == (40, True)
+async def goes_on(make: Callable[[], Any], folder: Path, *limits: int, every_records: int = 5) -> list[int]:
+    """Reads a call in several lives, the last one to its end, and compares their values with those of one whole run.
+
+    Returns the positions before the first values of all lives but the first.
+    """
+    whole, begins = await plain(make()), list[int]()
+    for limit in (*limits, None):
+        got = await taken(make(), ps.Checkpoint(folder, every_records=every_records), limit)
+        begins.append(got[0][0] - 1)
+        assert got == whole[begins[-1] :][: len(got)]
+    assert got[-1] == whole[-1]
+    return begins[1:]
 
 
-async def test_the_position_is_that_of_the_snapshot_before_the_first_value(tmp_path: Path) -> None:
-    checkpoint = ps.Checkpoint(tmp_path, every_records=1000)
-    async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
-        assert stream.position == 0
-        for _ in range(3):
-            await anext(stream)
-        await stream.checkpoint()
-    async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
-        assert stream.position == 3
-
-
-async def test_a_start_after_the_end_ends_at_once(tmp_path: Path) -> None:
-    checkpoint = ps.Checkpoint(tmp_path, every_records=10)
-    await taken(sums(ordered()), checkpoint)
+async def test_a_stream_goes_on_where_its_newest_snapshot_is_and_once_at_its_end_it_stays_there(tmp_path: Path) -> None:
+    assert await goes_on(lambda: sums(ordered()), tmp_path, 25, every_records=10) in ([10], [20])
     before = records_of(tmp_path)
+    assert before[-1] == (40, True)
     for _ in range(2):
-        assert await taken(sums(ordered()), checkpoint) == []
+        assert await taken(sums(ordered()), ps.Checkpoint(tmp_path, every_records=10)) == []
     assert records_of(tmp_path) == before
 
 
@@ -138,72 +126,37 @@ async def test_more_epochs_go_on_after_the_end(tmp_path: Path) -> None:
         await taken(sums(ordered(epochs=2)), checkpoint)
 
 
-async def test_the_state_of_the_reader_is_that_at_the_snapshot(tmp_path: Path) -> None:
-    async def train(limit: int | None) -> tuple[list[float], list[float]]:
-        model = Counted()
-        async with engine.stream(
-            numbers(ordered()), checkpoint=ps.Checkpoint(tmp_path, every_records=7, reader=model)
-        ) as stream:
-            begun = list(model.values)
-            async for value in stream:
-                if not begun:
-                    begun = list(model.values)
-                model.values.append(value)
-                if len(model.values) == limit:
-                    break
-        return begun, model.values
-
-    @ps.graph
-    async def numbers(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
-        return records >> number
-
-    expected = [value for _, value in await plain(numbers(ordered()))]
-    _, first = await train(20)
-    assert first == expected[:20]
-    begun, values = await train(None)
-    assert len(begun) in (7, 14)
-    assert values == expected
-
-
-async def test_a_fold_goes_on_with_its_state(tmp_path: Path) -> None:
-    fails_at = [30]
+async def test_a_fold_goes_on_with_its_state_to_the_last_bit_and_with_the_indices_of_its_items(tmp_path: Path) -> None:
+    crashes_at, seen = [33], list[int]()
 
     @ps.node
-    def added(state: dict[str, Any], record: data.Record[None]) -> dict[str, Any]:
-        if state["count"] == fails_at[0]:
+    def started() -> dict[str, Any]:
+        weights = np.ones((3, 2)).T
+        return {"in": weights, "out": weights, "items": []}
+
+    @ps.node
+    def added(state: dict[str, Any], value: tuple[int, int]) -> dict[str, Any]:
+        if len(state["items"]) == crashes_at[0]:
             raise ValueError("crashed")
-        seen.append(record.index)
-        return {"count": state["count"] + 1, "total": state["total"] * 0.5 + record.index}
+        seen.append(value[0])
+        state["in"] *= 0.5
+        state["out"] += value[0]
+        return {**state, "items": [*state["items"], (value, ps.current().item)]}
 
     @ps.graph
     async def total(records: AsyncIterator[data.Record[None]]) -> Any:
-        return await ps.fold(added, records, {"count": 0, "total": np.zeros(2)})
+        return await ps.fold(added, records >> item, started())
 
-    seen: list[int] = []
     checkpoint = ps.Checkpoint(tmp_path, every_records=8)
     with pytest.raises(ValueError, match="crashed"):
         await engine.run(total(ordered()), checkpoint=checkpoint)
-    fails_at[0] = -1
+    crashes_at[0] = -1
     seen.clear()
     got = await engine.run(total(ordered()), checkpoint=checkpoint)
-    assert 40 - len(seen) in (8, 16, 24)
+    assert 40 - len(seen) in (8, 16, 24, 32)
+    assert got["in"] is got["out"]
     again = await engine.run(total(ordered()), checkpoint=checkpoint)  # from the snapshot at the end of the stream
-    expected = await engine.run(total(ordered()))
-    assert got["count"] == again["count"] == expected["count"] == 40
-    assert got["total"].tobytes() == again["total"].tobytes() == expected["total"].tobytes()
-
-
-async def test_a_failover_goes_on_with_its_state(tmp_path: Path) -> None:
-    @ps.graph
-    async def failing_over(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
-        return ps.map_each(down, records >> number, concurrency=1)
-
-    whole = await plain(failing_over(ordered()))
-    checkpoint = ps.Checkpoint(tmp_path, every_records=10)
-    assert await taken(failing_over(ordered()), checkpoint, 25) == whole[:25]
-    rest = await taken(failing_over(ordered()), checkpoint)
-    assert rest == whole[rest[0][0] - 1 :]
-    assert rest[0][0] > 1
+    assert exact(got) == exact(again) == exact(await engine.run(total(ordered())))
 
 
 # Snapshots that the caller asks for.
@@ -213,40 +166,16 @@ async def test_a_snapshot_now_stores_what_the_reader_has_not_taken(tmp_path: Pat
     whole = await plain(sums(ordered()))
     checkpoint = ps.Checkpoint(tmp_path, every_records=1000)
     async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
-        got = [(stream.position, await anext(stream)) for _ in range(3)]
+        assert stream.position == 0
+        got = [await anext(stream) for _ in range(3)]
         await stream.checkpoint()
         assert stream.position == 3
-        got.append((stream.position, await anext(stream)))  # the stream continues after a snapshot
+        got.append(await anext(stream))  # the stream continues after a snapshot
         await stream.checkpoint()
-    assert [value for _, value in got] == [value for _, value in whole[:4]]
-    assert await taken(sums(ordered()), checkpoint) == whole[4:]
-
-
-async def outcomes(call: Any, checkpoint: ps.Checkpoint | None, limit: int) -> list[tuple[int, Any, str]]:
-    got: list[tuple[int, Any, str]] = []
-    stream = engine.stream(call, checkpoint=checkpoint) if checkpoint else engine.stream(call)
-    async with stream as values:
-        async for one in values:
-            got.append((one.index, one.value, repr(one.error)))
-            if checkpoint and len(got) == limit:
-                await values.checkpoint()  # type: ignore[attr-defined]
-                break
-    return got
-
-
-@pytest.mark.parametrize("shuffles", [False, True])
-async def test_a_snapshot_stores_outcomes_of_what_has_failed(tmp_path: Path, shuffles: bool) -> None:
-    @ps.graph
-    async def tried(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
-        results = ps.map_each(not_every_third, records, on_error="return")
-        return results >> data.shuffled(5, seed=1) if shuffles else results
-
-    whole = await outcomes(tried(ordered()), None, 0)
-    assert sum(error == "None" for *_, error in whole) == 26
-    checkpoint = ps.Checkpoint(tmp_path, every_records=7)
-    parts = [await outcomes(tried(ordered()), checkpoint, limit) for limit in (3, 10, 1000)]
-    assert [len(part) for part in parts] == [3, 10, 27]
-    assert [one for part in parts for one in part] == whole
+    async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
+        assert stream.position == 4  # already before the first value
+        got += [value async for value in stream]
+    assert got == [value for _, value in whole]
 
 
 async def test_a_snapshot_now_of_another_task_waits_for_the_reader(tmp_path: Path) -> None:
@@ -348,93 +277,12 @@ async def test_a_stream_without_checkpoint_makes_no_snapshots(tmp_path: Path) ->
             await stream.checkpoint()
 
 
-def test_iterate_goes_on(tmp_path: Path) -> None:
-    checkpoint = ps.Checkpoint(tmp_path, every_records=1000)
-    whole = asyncio.run(plain(sums(ordered())))
-    with data.iterate(sums(ordered()), checkpoint=checkpoint) as values:
-        for _ in values:
-            if values.position == 11:
-                values.checkpoint()
-                break
-    with data.iterate(sums(ordered()), checkpoint=checkpoint) as values:
-        assert [(values.position, value) for value in values] == whole[11:]
-
-
 # Sources.
-
-
-async def test_a_class_is_a_source(tmp_path: Path) -> None:
-    @ps.graph
-    async def from_class() -> AsyncIterator[float]:
-        return counting() >> summed
-
-    whole = await plain(from_class())
-    checkpoint = ps.Checkpoint(tmp_path, every_records=4)
-    assert await taken(from_class(), checkpoint, 11) == whole[:11]
-    rest = await taken(from_class(), checkpoint)
-    assert rest[0][0] in (5, 9)
-    assert rest == whole[rest[0][0] - 1 :]
-
-
-class Lines:
-    """An iterable without indexing that can tell and restore its position."""
-
-    def __init__(self) -> None:
-        self.next = 0
-
-    def __iter__(self) -> "Lines":
-        return self
-
-    def __next__(self) -> float:
-        if self.next == 20:
-            raise StopIteration
-        self.next += 1
-        return float(self.next)
-
-    def state(self) -> Any:
-        return self.next
-
-    def restore(self, state: Any) -> None:
-        self.next = state
-
-
-@pytest.mark.parametrize("source", [Lines, lambda: Lines], ids=["iterator", "function"])
-async def test_what_has_no_index_goes_on_by_its_state(tmp_path: Path, source: Callable[[], Any]) -> None:
-    @ps.graph
-    async def lines(records: AsyncIterator[data.Record[Any]]) -> AsyncIterator[float]:
-        return records >> value_of >> summed
-
-    whole = await plain(lines(data.order(source())))
-    checkpoint = ps.Checkpoint(tmp_path, every_records=4)
-    assert await taken(lines(data.order(source())), checkpoint, 11) == whole[:11]
-    rest = await taken(lines(data.order(source())), checkpoint)
-    assert rest[0][0] in (5, 9)
-    assert rest == whole[rest[0][0] - 1 :]
 
 
 @ps.node
 def value_of(record: data.Record[Any]) -> float:
     return float(record.value)
-
-
-async def test_a_mix_is_one_source(tmp_path: Path) -> None:
-    def mixed(width: int) -> ps.Call[AsyncIterator[float]]:
-        @ps.graph
-        async def from_two() -> AsyncIterator[float]:
-            first = data.order(SOURCE, shuffle_seed=1, epochs=2) >> data.prefetched(width)
-            second = data.order(range(15), shuffle_seed=2, epochs=None) >> data.read(range(15), concurrency=width)
-            return data.mix([(first, 0.7), (second, 0.3)], seed=5, until="first") >> number >> summed
-
-        return from_two()
-
-    whole = await plain(mixed(1))
-    checkpoint = ps.Checkpoint(tmp_path, every_records=6)
-    got = dict(await taken(mixed(3), checkpoint, 40))
-    rest = await taken(mixed(1), checkpoint, 30)
-    assert rest[0][0] > 1
-    got |= dict(rest)
-    got |= dict(await taken(mixed(7), checkpoint))
-    assert sorted(got.items()) == whole
 
 
 class AsyncLines(Lines):
@@ -451,51 +299,35 @@ class AsyncLines(Lines):
     __iter__: Any = None
 
 
-@pytest.mark.parametrize("until", ["first", "all"])
-@pytest.mark.parametrize(
-    "source",
-    [
-        lambda: data.order(Lines()),
-        lambda: data.order(AsyncLines, epochs=3),
-        lambda: data.order(Lines, epochs=3, shard=(1, 3)),
-        AsyncLines,
-    ],
-    ids=["iterator", "function", "shard", "no order"],
-)
-async def test_what_has_no_index_goes_on_in_a_mix(tmp_path: Path, source: Callable[[], Any], until: Any) -> None:
-    @ps.graph
-    async def mixed(lines: AsyncIterator[Any]) -> AsyncIterator[Any]:
+def mixed_with_records(until: Any) -> Callable[[Any], Any]:
+    def mixed(lines: Any) -> Any:
         others = data.order(SOURCE, shuffle_seed=1) >> number
         return data.mix([(ps.map_each(shown, lines), 1.0), (others, 2.0)], seed=5, until=until)
 
-    whole = await plain(mixed(source()))
-    got: dict[int, Any] = {}
-    for limit in (7, 1, 11, 13, None, None):
-        async with engine.stream(mixed(source()), checkpoint=ps.Checkpoint(tmp_path, every_records=5)) as stream:
-            taken = [(stream.position, value) async for value in up_to(stream, limit)]
-            if limit == 11:
-                await stream.checkpoint()
-        got |= dict(taken)
-        assert all(whole[position - 1] == (position, value) for position, value in taken)
-    assert taken == []
-    assert sorted(got.items()) == whole
+    return mixed
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "source"),
+    [
+        (lambda lines: data.order(lines) >> shown, AsyncLines),
+        (mixed_with_records("first"), AsyncLines),
+        (mixed_with_records("all"), lambda: data.order(AsyncLines, epochs=3)),
+    ],
+    ids=["order", "mix", "mix of an order"],
+)
+async def test_async_iterators_go_on_by_their_state(tmp_path: Path, pipeline: Any, source: Callable[[], Any]) -> None:
+    @ps.graph
+    async def made(lines: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        return pipeline(lines)  # type: ignore[no-any-return]
+
+    begins = await goes_on(lambda: made(source()), tmp_path, 7, 6, every_records=3)
+    assert 0 < begins[0] < begins[1]
 
 
 @ps.node
 def shown(value: Any) -> str:
     return repr(value)
-
-
-async def test_an_order_of_a_stream_goes_on(tmp_path: Path) -> None:
-    @ps.graph
-    async def numbered(lines: AsyncIterator[float]) -> AsyncIterator[str]:
-        return data.order(lines) >> shown
-
-    whole = await plain(numbered(AsyncLines()))
-    checkpoint = ps.Checkpoint(tmp_path, every_records=4)
-    assert await taken(numbered(AsyncLines()), checkpoint, 11) == whole[:11]
-    rest = await taken(numbered(AsyncLines()), checkpoint)
-    assert rest == whole[rest[0][0] - 1 :]
 
 
 @ps.node(stateless=True)
@@ -551,28 +383,6 @@ async def test_a_snapshot_behind_the_end_keeps_the_states_of_what_has_not_begun(
     rest = [await taken(shuffled(2), ps.Checkpoint(tmp_path / folder)) for folder in ("once", "again")]
     assert len(rest[0]) == 45
     assert rest[0] == rest[1]
-
-
-@ps.node
-def total(records: data.Records[Any]) -> float:
-    return float((records.index * (records.epoch + 1)).sum())
-
-
-@pytest.mark.parametrize("mixes", [False, True])
-async def test_an_order_of_batches_goes_on_between_two_of_them(tmp_path: Path, mixes: bool) -> None:
-    @ps.graph
-    async def batches() -> AsyncIterator[float]:
-        first = data.order(SOURCE, batch=3, shuffle_seed=1, epochs=4, drop_remainder=True)
-        if mixes:
-            first = data.mix([(first, 0.5), (data.order(SOURCE, batch=2, epochs=2), 0.5)], seed=1, until="all")
-        return first >> total >> summed
-
-    whole = await plain(batches())
-    checkpoint = ps.Checkpoint(tmp_path, every_records=4)
-    assert await taken(batches(), checkpoint, 11) == whole[:11]
-    rest = await taken(batches(), checkpoint)
-    assert rest[0][0] in (5, 9)
-    assert rest == whole[rest[0][0] - 1 :]
 
 
 # The index of an item, which a restart also continues.
@@ -645,7 +455,8 @@ def mixed_items(records: Any) -> Any:
 @pytest.mark.parametrize(
     "pipeline",
     [
-        lambda records: ps.map_each(number, records, on_error="return"),
+        lambda records: ps.map_each(not_every_third, records, on_error="return"),
+        lambda records: ps.map_each(not_every_third, records, on_error="return") >> data.shuffled(5, seed=1),
         lambda records: ps.map_each(item, ps.map_each(not_every_third, records, on_error="skip")),
         lambda records: records >> data.shuffled(7, seed=1) >> item,
         lambda records: ps.map_each(InOrder(), ps.map_each(overtaking, records >> number)),
@@ -653,26 +464,33 @@ def mixed_items(records: Any) -> Any:
         lambda records: ps.map_each(looped, records),
         joined,
         mixed_items,
+        lambda records: ps.map_each(down, records >> number, concurrency=1),
+        lambda records: records >> number >> ps.node(stateless=True)(doubled),
+        lambda records: records >> number >> ps.node(stateless=True, batch=ps.Batch(4))(batched_up) >> summed,
+        lambda records: records >> number >> ps.node(batch=ps.Batch(4))(batched_up),
+        lambda records: records >> number >> ps.RateLimit(per_second=1e6),
     ],
-    ids=["outcome", "skipped", "shuffled", "in order", "cond", "loop", "branches", "mix"],
-)
-async def test_the_index_of_an_item_goes_on(tmp_path: Path, pipeline: Any) -> None:
+    ids=[
+        "outcomes", "shuffled outcomes", "skipped", "shuffled", "in order", "cond", "loop", "branches", "mix",
+        "failover", "stateless stage", "stateless batches", "batches at the end", "rate limit",
+    ],
+)  # fmt: skip
+async def test_values_and_the_indices_of_items_go_on(tmp_path: Path, pipeline: Any) -> None:
     @ps.graph
     async def items(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
         return pipeline(records)  # type: ignore[no-any-return]
 
-    whole = await plain(items(ordered(epochs=8)))
+    whole, begins = [repr(value) for _, value in await plain(items(ordered(epochs=8)))], list[int]()
     for limit in (5, 30, 1, None):
-        async with engine.stream(
-            items(ordered(epochs=8)), checkpoint=ps.Checkpoint(tmp_path, every_records=7)
-        ) as stream:
-            begun = stream.position
-            got = [(stream.position, value) async for value in up_to(stream, limit)]
-            if limit != 30:
-                with suppress(ps.EngineClosedError):  # the stream has ended
-                    await stream.checkpoint()
-        assert got == whole[begun : begun + len(got)]
+        checkpoint = ps.Checkpoint(tmp_path, every_records=7)
+        async with engine.stream(items(ordered(epochs=8)), checkpoint=checkpoint) as stream:
+            begins.append(stream.position)
+            got = [repr(value) async for value in up_to(stream, limit)]
+            if limit in (5, 1):
+                await stream.checkpoint()
+        assert got == whole[begins[-1] :][: len(got)]
     assert got[-1] == whole[-1]
+    assert begins[1] == 5 < begins[2] == begins[3] - 1
 
 
 async def up_to(stream: Any, limit: int | None) -> AsyncIterator[Any]:
@@ -685,32 +503,15 @@ async def up_to(stream: Any, limit: int | None) -> AsyncIterator[Any]:
         count += 1
 
 
-async def test_the_index_of_an_item_goes_on_in_a_fold(tmp_path: Path) -> None:
-    fails = True
-
-    @ps.node
-    def listed(so_far: list[Any], value: Any) -> list[Any]:
-        if fails and len(so_far) == 33:
-            raise RuntimeError("the process dies")
-        return [*so_far, (value, ps.current().item)]
-
-    @ps.graph
-    async def folded(records: AsyncIterator[data.Record[None]]) -> list[Any]:
-        return await ps.fold(listed, records >> item, [])
-
-    checkpoint = ps.Checkpoint(tmp_path, every_records=7)
-    with pytest.raises(RuntimeError):
-        await engine.run(folded(ordered()), checkpoint=checkpoint)
-    assert records_of(tmp_path)
-    fails = False
-    assert await engine.run(folded(ordered()), checkpoint=checkpoint) == await engine.run(folded(ordered()))
-
-
 async def test_an_order_that_ended_with_a_smaller_batch_does_not_begin_again(tmp_path: Path) -> None:
     @ps.graph
-    async def totals() -> AsyncIterator[float]:
+    async def totals() -> AsyncIterator[int]:
         once, ones = data.order(range(10), batch=25), data.order(range(70), batch=1)
         return data.mix([(once, 0.03), (ones, 0.97)], seed=1, until="all") >> total
+
+    @ps.node
+    def total(records: data.Records[Any]) -> int:
+        return int(records.index.sum())
 
     whole = [value async for value in engine.stream(totals())]
     assert whole.index(45) < 40  # `once` has one batch; its total comes long before `ones` has ended
@@ -867,14 +668,7 @@ async def generated() -> AsyncIterator[float]:
     yield 1.0
 
 
-@ps.node
 async def doubled(values: AsyncIterator[float]) -> AsyncIterator[float]:
-    async for value in values:
-        yield value * 2
-
-
-@ps.node(stateless=True)
-async def doubled_without_state(values: AsyncIterator[float]) -> AsyncIterator[float]:
     async for value in values:
         yield value * 2
 
@@ -885,35 +679,6 @@ class Looping(ps.Actor[float, float]):
         while True:
             work = await inbox.get()
             work.finish(work.value)
-
-
-@ps.node(restart_on=(ValueError,))
-class Restarting(Summed):
-    def __call__(self, value: float) -> float:
-        return value
-
-
-@ps.node(runs_on="process")
-class InAProcess(Summed):
-    def __call__(self, value: float) -> float:
-        return value
-
-
-@ps.node
-class Counting:
-    def __init__(self) -> None:
-        self.next = 0
-
-    def state(self) -> Any:
-        return self.next
-
-    def restore(self, state: Any) -> None:
-        self.next = state
-
-    async def __call__(self) -> AsyncIterator[float]:
-        while self.next < 20:
-            self.next += 1
-            yield float(self.next)
 
 
 counting = Counting()
@@ -931,13 +696,7 @@ def down(value: float) -> float:
     raise ValueError("down")
 
 
-@ps.node(batch=ps.Batch(4))
 async def batched_up(values: list[float]) -> list[float]:
-    return values
-
-
-@ps.node(batch=ps.Batch(4), stateless=True)
-async def batched_up_to_rounding(values: list[float]) -> list[float]:
     return values
 
 
@@ -982,17 +741,23 @@ def mixed_late(records: Any) -> Any:
     ("pipeline", "told"),
     [
         (lambda records: generated(), "'generated' .* source of the stream.* take data.order"),
-        (lambda records: records >> number >> WithoutState(), "class WithoutState is called .*stateless=True"),
-        (lambda records: records >> number >> RestoredLater(), "class RestoredLater .* plain `def`"),
-        (lambda records: records >> number >> doubled, "'doubled' .* generator function .* stateless=True"),
+        (lambda records: records >> number >> ps.node(WithoutState)(), "class WithoutState is called .*stateless=True"),
+        (lambda records: records >> number >> ps.node(RestoredLater)(), "class RestoredLater .* plain `def`"),
+        (lambda records: records >> number >> ps.node(doubled), "'doubled' .* generator function .* stateless=True"),
         (lambda records: records >> number >> summed >> summed, "one instance is called at several places"),
         (lambda records: records >> number >> Looping(), "'Looping' .* owns its loop"),
-        (lambda records: records >> number >> Restarting(), "leave out restart_on="),
-        (lambda records: records >> number >> InAProcess(), "'InAProcess' .* worker processes.* in a thread"),
+        (lambda records: records >> number >> ps.node(restart_on=(ValueError,))(Summed)(), "leave out restart_on="),
+        (
+            lambda records: records >> number >> ps.node(runs_on="process")(Summed)(),
+            "'Summed' .* worker processes.* in a thread",
+        ),
         (lambda records: FailedOver()(), "'FailedOver' .* leave out failover="),
         (lambda records: ps.map_each(down, records >> number, concurrency=2), "'Summed' .* failover=.* concurrency=1"),
         (behind, "'Summed' .*ordered=True"),
-        (lambda records: records >> number >> batched_up >> summed, "'batched_up' .* rounding"),
+        (
+            lambda records: records >> number >> ps.node(batch=ps.Batch(4))(batched_up) >> summed,
+            "'batched_up' .* rounding",
+        ),
         (left_alone, "branch of this split does not lead to the result"),
         (filtered_branch, "several streams.* one data.split"),
         (two_sources, "several streams.* data.mix"),
@@ -1014,27 +779,6 @@ async def test_a_graph_that_could_not_go_on_is_refused(tmp_path: Path, pipeline:
     assert __file__ in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "pipeline",
-    [
-        lambda records: records >> number >> doubled_without_state,
-        lambda records: records >> number >> batched_up_to_rounding >> summed,
-        lambda records: records >> number >> batched_up,
-        lambda records: records >> number >> ps.RateLimit(per_second=1e6),
-    ],
-)
-async def test_what_says_that_it_keeps_nothing_is_taken(tmp_path: Path, pipeline: Any) -> None:
-    @ps.graph
-    async def accepted(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
-        return pipeline(records)  # type: ignore[no-any-return]
-
-    whole = await plain(accepted(ordered()))
-    checkpoint = ps.Checkpoint(tmp_path, every_records=6)
-    await taken(accepted(ordered()), checkpoint, 25)
-    rest = await taken(accepted(ordered()), checkpoint)
-    assert rest == whole[rest[0][0] - 1 :]
-
-
 async def generator() -> AsyncIterator[data.Record[None]]:
     yield data.Record(0, 0, 0, 0, None)
 
@@ -1052,15 +796,6 @@ async def generator() -> AsyncIterator[data.Record[None]]:
 async def test_an_argument_that_would_begin_again_is_refused(tmp_path: Path, argument: Callable[[], Any]) -> None:
     with pytest.raises(ps.PlanError, match=r"state\(\)"):
         engine.stream(sums(argument()), checkpoint=ps.Checkpoint(tmp_path))
-
-
-async def test_an_iterator_in_the_graph_that_would_begin_again_is_refused(tmp_path: Path) -> None:
-    @ps.graph
-    async def from_iterator() -> AsyncIterator[float]:
-        return data.order(iter([1, 2])) >> value_of
-
-    with pytest.raises(ps.PlanError, match=r"list_iterator .*state\(\)"):
-        await taken(from_iterator(), ps.Checkpoint(tmp_path))
 
 
 def numbers() -> Iterator[int]:
@@ -1165,22 +900,58 @@ async def test_checkpoint_is_for_one_call_that_is_no_services(tmp_path: Path) ->
         await engine.run(ps.graph(summed)(1.0), checkpoint=checkpoint)
 
 
+@ps.node(name="counting")
+class CountingValues(Counted):
+    def __call__(self, value: float) -> float:
+        self.values.append(value)
+        return value
+
+
+@ps.node(name="counting", stateless=True)
+class Passing:
+    def __call__(self, value: float) -> float:
+        return value
+
+
+def staged(*, is_stateful: bool = True, batches_first: bool = False) -> Any:
+    one = CountingValues() if is_stateful else Passing()
+
+    @ps.graph
+    async def staged(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+        numbers = ps.map_each(one, ps.map_each(number, records))
+        shuffle, batch = data.shuffled(4, seed=1), data.batched(2)
+        return numbers >> batch >> shuffle if batches_first else numbers >> shuffle >> batch
+
+    return staged(ordered())
+
+
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("before", "after", "told"),
     [
-        (lambda: ordered(shuffle_seed=4), "records.seed was 3, and is 4"),
-        (lambda: ordered(shard=(0, 2)), r"records.shard was \[0, 1\], and is \[0, 2\]"),
-        (lambda: data.order(range(41), shuffle_seed=3), "records.length was 40, and is 41"),
+        (lambda: sums(ordered()), lambda: sums(ordered(shuffle_seed=4)), "records.seed was 3, and is 4"),
+        (
+            lambda: sums(ordered()), lambda: sums(ordered(shard=(0, 2))),
+            r"records.shard was \[0, 1\], and is \[0, 2\]",
+        ),
+        (
+            lambda: sums(ordered()), lambda: sums(data.order(range(41), shuffle_seed=3)),
+            r"records.length was 40, and is 41",
+        ),
+        (lambda: sums(ordered()), staged, "graph was 'sums', and is 'staged'.*nodes.batched was not there"),
+        (staged, lambda: staged(batches_first=True), r"order was \["),
+        (staged, lambda: staged(is_stateful=False), r"states was .*counting.*, and is \[\]"),
     ],
-)
-async def test_snapshots_of_another_run_are_refused(tmp_path: Path, changed: Callable[[], Any], told: str) -> None:
-    checkpoint = ps.Checkpoint(tmp_path, every_records=5)
-    await taken(sums(ordered()), checkpoint, 20)
+    ids=["seed", "shard", "length", "graph", "order of steps", "states"],
+)  # fmt: skip
+async def test_snapshots_of_another_run_are_refused(tmp_path: Path, before: Any, after: Any, told: str) -> None:
+    await taken(before(), ps.Checkpoint(tmp_path, every_records=5), 10)
     with pytest.raises(ps.CheckpointError, match=told):
-        await taken(sums(changed()), checkpoint)
-    goes_on = ps.Checkpoint(tmp_path, every_records=5, on_mismatch="continue")
-    rest = await taken(sums(changed()), goes_on)
-    assert rest[0][0] > 1
+        await taken(after(), ps.Checkpoint(tmp_path, every_records=5))
+    with pytest.raises(ps.CheckpointError, match="reader was False, and is True"):
+        await taken(before(), ps.Checkpoint(tmp_path, every_records=5, reader=Counted()))
+    if before is not staged and after is not staged:
+        goes_on = ps.Checkpoint(tmp_path, every_records=5, on_mismatch="continue")
+        assert (await taken(after(), goes_on))[0][0] > 1
 
 
 async def test_a_batch_that_was_begun_for_a_larger_size_is_given_at_once(tmp_path: Path) -> None:
@@ -1228,48 +999,6 @@ async def test_another_source_of_a_mix_is_refused_however_rarely_it_is_read(tmp_
         with pytest.raises(ps.CheckpointError, match=r"order#2\.seed was 1, and is 2"):
             await taken(mixed(2), checkpoint)
     assert records_of(tmp_path) == before
-
-
-async def test_snapshots_of_another_graph_are_refused(tmp_path: Path) -> None:
-    @ps.graph
-    async def batches(records: AsyncIterator[data.Record[None]], size: int = 2) -> AsyncIterator[Any]:
-        return records >> data.batched(2)
-
-    checkpoint = ps.Checkpoint(tmp_path, every_records=5)
-    await taken(sums(ordered()), checkpoint, 20)
-    with pytest.raises(ps.CheckpointError, match=r"graph was 'sums', and is 'batches'.*nodes\.batched was not there"):
-        await taken(batches(ordered()), checkpoint)
-
-
-async def test_snapshots_of_steps_in_another_order_or_with_other_states_are_refused(tmp_path: Path) -> None:
-    def stages(change: str) -> ps.Graph[[AsyncIterator[data.Record[None]]], AsyncIterator[Any]]:
-        counting = Passing() if change == "stateless" else Counting()
-
-        @ps.graph
-        async def staged(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
-            numbers = ps.map_each(counting, ps.map_each(number, records))
-            shuffle, batch = data.shuffled(4, seed=1), data.batched(2)
-            return numbers >> batch >> shuffle if change == "order" else numbers >> shuffle >> batch
-
-        return staged
-
-    @ps.node(name="counting")
-    class Counting(Counted):
-        def __call__(self, value: float) -> float:
-            self.values.append(value)
-            return value
-
-    @ps.node(name="counting", stateless=True)
-    class Passing:
-        def __call__(self, value: float) -> float:
-            return value
-
-    await taken(stages("nothing")(ordered()), ps.Checkpoint(tmp_path, every_records=5), 5)
-    for change, told in (("order", r"order was \["), ("stateless", r"states was .*counting.*, and is \[\]")):
-        with pytest.raises(ps.CheckpointError, match=told):
-            await taken(stages(change)(ordered()), ps.Checkpoint(tmp_path, every_records=5))
-    with pytest.raises(ps.CheckpointError, match="reader was False, and is True"):
-        await taken(stages("nothing")(ordered()), ps.Checkpoint(tmp_path, every_records=5, reader=Counted()))
 
 
 async def test_a_second_run_is_refused(tmp_path: Path) -> None:
@@ -1358,45 +1087,6 @@ async def test_a_value_that_cannot_be_stored_names_stage_and_type(tmp_path: Path
         await taken(sums(ordered()), ps.Checkpoint(tmp_path, every_records=5, reader=reader))
 
 
-async def test_a_state_that_fails_is_the_error_of_the_stream(tmp_path: Path) -> None:
-    class Failing(Counted):
-        def state(self) -> Any:
-            if self.values:
-                raise ValueError("no state now")
-            return super().state()
-
-    reader = Failing()
-    async with engine.stream(
-        sums(ordered()), checkpoint=ps.Checkpoint(tmp_path, every_records=5, reader=reader)
-    ) as stream:
-        reader.values = [await anext(stream) for _ in range(5)]
-        with pytest.raises(ValueError, match="no state now"):
-            [value async for value in stream]
-
-
-@dataclass(frozen=True)
-class Loss:
-    value: float
-
-
-async def test_barriers_are_hidden_from_steps_that_wait(tmp_path: Path) -> None:
-    """Each step sees only numbers, also where there are as many barriers as records."""
-
-    @ps.node
-    def checked(value: Any) -> Loss:
-        assert isinstance(value, float)
-        return Loss(value)
-
-    @ps.graph
-    async def many(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Loss]:
-        left, right = records >> number >> data.prefetched(1) >> data.split(2, ahead=1)
-        joined = ps.map_each(summed_pair, left >> overtaking, right)
-        return joined >> data.shuffled(4, seed=1) >> checked
-
-    whole = await plain(many(ordered()))
-    assert await taken(many(ordered()), ps.Checkpoint(tmp_path, every_records=1)) == whole
-
-
 async def test_a_state_that_changes_in_place_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has_changed = threading.Event()
     monkeypatch.setattr(snapshots, "before_step", lambda step, path: has_changed.wait(20))
@@ -1445,12 +1135,7 @@ async def test_a_barrier_waits_for_what_runs_before_it(tmp_path: Path) -> None:
     async def slowly(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
         return ps.map_each(summed, ps.map_each(slow, records >> number, concurrency=8))
 
-    whole = await plain(slowly(ordered()))
-    checkpoint = ps.Checkpoint(tmp_path, every_records=3)
-    got = dict(await taken(slowly(ordered()), checkpoint, 15))
-    got |= dict(await taken(slowly(ordered()), checkpoint, 15))
-    got |= dict(await taken(slowly(ordered()), checkpoint))
-    assert sorted(got.items()) == whole
+    await goes_on(lambda: slowly(ordered()), tmp_path, 15, 15, every_records=3)
 
 
 async def test_restore_comes_after_the_instance_was_entered(tmp_path: Path) -> None:

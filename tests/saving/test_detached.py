@@ -1,9 +1,6 @@
 """Detached calls of a deployment: they run without a reader, and a reader can attach to them by key."""
 
 import asyncio
-import os
-import signal
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,76 +9,63 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.saving.agents import FIRST, TURNS, State, agent, next_state
+from tests.kit import Gate
+from tests.saving.agents import FIRST, TURNS, WORDS, Job, State, asks, fails
 from tests.saving.test_durable import MemoryStore
-from tests.saving.test_durable_processes import ROOT, command
-
-WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
+from tests.saving.test_durable_processes import started
 
 
-class Job:
-    """The body of an agent: each turn emits its number and a word, and some turns wait for the gate."""
+class EmittingJob(Job):
+    """An agent of which each turn emits its number, and then a word.
 
-    def __init__(self, store: ps.LoopStore | Path) -> None:
-        self.durable = ps.Durable(store)
-        self.in_turn: dict[int, Any] = {}
-        self.gate = asyncio.Event()
-        self.at_gate = asyncio.Event()
-        self.emits = 1
-        self.ran: list[int] = []
-        self.graph = agent(self.durable, self)
+    Attributes:
+        emits: how often a turn emits its number.
+    """
+
+    emits = 1
 
     async def __call__(self, state: State) -> State:
-        self.ran.append(state.turn)
-        word = f"word{state.turn}"
         for _ in range(self.emits):
             await ps.emit(state.turn)
-        await ps.emit(word)
-        if state.turn in self.in_turn:
-            word = await self.in_turn[state.turn]() or word
-        return next_state(state, word)
-
-    async def waits(self) -> None:
-        self.at_gate.set()
-        await self.gate.wait()
-
-    async def asks(self) -> Any:
-        return await ps.interrupt("which word?")
-
-    async def fails(self) -> None:
-        raise LookupError("the model is down")
+        await ps.emit(f"word{state.turn}")
+        return await super().__call__(state)
 
 
 @pytest.fixture
-async def job() -> Job:
-    return Job(MemoryStore())
+def gate() -> Gate:
+    return Gate()
 
 
 @pytest.fixture
-async def service(job: Job) -> AsyncIterator[engine.Service[[str], str]]:
+def job() -> EmittingJob:
+    return EmittingJob(MemoryStore())
+
+
+@pytest.fixture
+async def service(job: EmittingJob, gate: Gate) -> AsyncIterator[engine.Service[[str], str]]:
     async with engine.deploy(job.graph) as service:
         yield service
-        job.gate.set()
+        gate.open()
 
 
-def begin(service: engine.Service[[str], str], job: Job, **options: Any) -> engine.DetachedStream[Any, str]:
+def begin(service: engine.Service[[str], str], job: EmittingJob, **options: Any) -> engine.DetachedStream[Any, str]:
     return service.stream(job.graph("q"), events=int, detached=True, durable_key="k", **options)
 
 
 async def test_a_call_goes_on_when_its_reader_has_left_and_others_attach_from_any_number_on(
-    job: Job, service: engine.Service[[str], str]
+    job: EmittingJob, service: engine.Service[[str], str], gate: Gate
 ) -> None:
-    job.in_turn = {2: job.waits}
+    job.in_turn = {2: lambda: gate.wait("word2")}
     async with begin(service, job) as first:
         assert (await anext(first)).value == 0
     with pytest.raises(StopAsyncIteration):
         await anext(first)
-    await job.at_gate.wait()
+    await gate.has()
     second, third = (service.attach("k", events=int, after=after) for after in (first.number, 0))
     await third.wait_started()
     assert [(await anext(stream)).value for stream in (second, third)] == [1, 0]
     words = service.attach("k", events=str, after=second.number)
-    job.gate.set()
+    gate.open()
     assert [event.value async for event in second] == [2, 3, 4]
     assert [outcome.value.value async for outcome in third.outcomes()] == [1, 2, 3, 4]
     assert [event.value async for event in words] == [f"word{turn}" for turn in (1, 2, 3, 4)]
@@ -92,13 +76,11 @@ async def test_a_call_goes_on_when_its_reader_has_left_and_others_attach_from_an
 
 
 @pytest.mark.parametrize("way", ["run", "resume", "resume_all"])
-async def test_a_caller_that_is_cancelled_leaves_its_call_alone(tmp_path: Path, way: str) -> None:
-    job = Job(tmp_path / "loops.db")
+async def test_a_caller_that_is_cancelled_leaves_its_call_alone(tmp_path: Path, way: str, gate: Gate) -> None:
+    job = EmittingJob(tmp_path / "loops.db")
     if way != "run":
-        job.in_turn = {1: job.fails}
-        with pytest.raises(LookupError):
-            await engine.run(job.graph("q"), durable_key="k")
-    job.in_turn = {2: job.waits}
+        await job.ends("k", 1, fails)
+    job.in_turn = {2: lambda: gate.wait("word2")}
     async with engine.deploy(job.graph) as service:
         calls: dict[str, Any] = {
             "run": lambda: service.run(job.graph("q"), durable_key="k", detached=True),
@@ -106,17 +88,17 @@ async def test_a_caller_that_is_cancelled_leaves_its_call_alone(tmp_path: Path, 
             "resume_all": lambda: service.resume_all(detached=True),
         }
         caller = asyncio.ensure_future(calls[way]())
-        await job.at_gate.wait()
+        await gate.has()
         caller.cancel()
         await asyncio.wait([caller])
         reader = service.attach("k", events=int)
-        job.gate.set()
+        gate.open()
         assert await reader.result() == WORDS
         assert await service.run(job.graph("q"), durable_key="k", detached=True, on_finished="return") == WORDS
 
 
 async def test_a_reader_that_is_slow_holds_nothing_back_and_is_told_what_it_has_missed(
-    job: Job, service: engine.Service[[str], str]
+    job: EmittingJob, service: engine.Service[[str], str]
 ) -> None:
     job.emits = 1100 // TURNS
     stream = begin(service, job)
@@ -135,16 +117,16 @@ async def test_a_reader_that_is_slow_holds_nothing_back_and_is_told_what_it_has_
         assert len([event async for event in late]) == 1000
 
 
-@pytest.mark.parametrize("kind", ["asks", "fails"])
+@pytest.mark.parametrize("does", [asks, fails])
 async def test_readers_get_the_error_or_the_question_after_the_events_and_numbers_go_on_behind_it(
-    job: Job, service: engine.Service[[str], str], kind: str
+    job: EmittingJob, service: engine.Service[[str], str], does: Any
 ) -> None:
-    job.in_turn = {1: getattr(job, kind)}
+    job.in_turn = {1: does}
     streams = [begin(service, job), service.attach("k", events=int)]
     errors: list[Any] = []
     for stream in streams:
         assert [(await anext(stream)).value for _ in range(2)] == [0, 1]
-        with pytest.raises((LookupError, ps.Interrupted)) as caught:
+        with pytest.raises((ValueError, ps.Interrupted)) as caught:
             await anext(stream)
         with pytest.raises(type(caught.value)):
             await stream.result()
@@ -152,14 +134,14 @@ async def test_readers_get_the_error_or_the_question_after_the_events_and_number
         errors.append(caught.value)
     assert errors[0] is not errors[1]
     late = service.attach("k", events=int, after=streams[0].number)
-    with pytest.raises(ps.Interrupted if kind == "asks" else ps.KeyStopped) as caught:
+    with pytest.raises(ps.Interrupted if does is asks else ps.KeyStopped) as caught:
         await anext(late)
-    if kind == "asks":
+    if does is asks:
         assert caught.value.token == errors[0].token
         given: dict[str, Any] = {"answer": ps.Answer("word1", errors[0].token)}
     else:
         assert str(caught.value) == (
-            "no call has the key 'k': the last call has failed, LookupError: the model is down; service.resume('k') "
+            "no call has the key 'k': the last call has failed, ValueError: the model is down; service.resume('k') "
             "continues it"
         )
         given, job.in_turn = {}, {}
@@ -201,24 +183,17 @@ async def test_values_of_a_stream_are_read_with_events_and_are_kept_until_there_
     assert service.statistics().completed == 101
 
 
-async def test_what_a_call_can_be_attached_to_by(job: Job, tmp_path: Path) -> None:
+async def test_what_a_call_can_be_attached_to_by(tmp_path: Path) -> None:
     file = tmp_path / "loops.db"
-    job = Job(file)
-    environment = {**os.environ, "STOP_IN": "2"}
+    job = EmittingJob(file)
     async with engine.deploy(job.graph) as service:
         with pytest.raises(ps.UnknownKey, match=r"'k'\): no graph of this deployment keeps anything under this key"):
             await anext(service.attach("k", events=int))
-        with subprocess.Popen(  # noqa: ASYNC220 - it starts at once
-            command(file, "k"), cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
-        ) as one:
-            assert one.stdout is not None
-            try:
-                for _ in range(3):
-                    await asyncio.to_thread(one.stdout.readline)
-                with pytest.raises(ps.KeyInUse, match=f"'k' is under way in process {one.pid}"):
-                    await service.attach("k", events=int).result()
-            finally:
-                one.send_signal(signal.SIGKILL)
+        with started(file, "k", STOP_IN="2") as one:
+            for _ in range(3):
+                await asyncio.to_thread(one.stdout.readline)
+            with pytest.raises(ps.KeyInUse, match=f"'k' is under way in process {one.pid}"):
+                await service.attach("k", events=int).result()
         with pytest.raises(ps.KeyStopped, match=r"was stopped, or its process has died; service\.resume"):
             await service.attach("k", events=int).wait_started()
         assert await service.resume("k") == WORDS
@@ -235,16 +210,16 @@ async def test_what_a_call_can_be_attached_to_by(job: Job, tmp_path: Path) -> No
             await other.attach("k", events=int).result()
 
 
-async def test_refusals_name_the_remedy(job: Job, service: engine.Service[[str], str]) -> None:
+async def test_refusals_name_the_remedy(job: EmittingJob, service: engine.Service[[str], str], gate: Gate) -> None:
     @ps.graph
     async def plain() -> int:
         return ps.node(lambda: 1)()
 
-    job.in_turn = {1: job.waits}
+    job.in_turn = {1: lambda: gate.wait("word1")}
     stream = begin(service, job)
     with pytest.raises(ps.KeyInUse, match=r"under way here, in a detached call: service.attach\('k'\) reads it"):
         begin(service, job)
-    await job.at_gate.wait()
+    await gate.has()
     with pytest.raises(ps.KeyInUse, match="under way here, in a detached call"):
         await service.resume("k", detached=True)
     untyped: Any = service
@@ -266,20 +241,22 @@ async def test_refusals_name_the_remedy(job: Job, service: engine.Service[[str],
         await engine.run(call, durable_key="k", detached=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     with pytest.raises(ps.OptionsError, match=r"attach\(after=-1\): a whole number of at least 0"):
         service.attach("k", events=int, after=-1)
-    job.gate.set()
+    gate.open()
     assert await stream.result() == WORDS
 
 
-async def test_a_drain_waits_for_detached_calls_which_are_read_meanwhile_and_an_abort_ends_them(job: Job) -> None:
-    job.in_turn = {1: job.waits}
+async def test_a_drain_waits_for_detached_calls_which_are_read_meanwhile_and_an_abort_ends_them(
+    job: EmittingJob, gate: Gate
+) -> None:
+    job.in_turn = {1: lambda: gate.wait("word1")}
     async with engine.deploy(job.graph) as service:
         stream = begin(service, job)  # the call has not even taken its key
         draining = asyncio.ensure_future(service.drain())
-        await job.at_gate.wait()
+        await gate.has()
         reader = service.attach("k", events=int)
         assert (await anext(reader)).value == 0
         assert not draining.done()
-        job.gate.set()
+        gate.open()
         await draining
         assert await reader.result() == await stream.result() == WORDS
         with pytest.raises(ps.EngineClosedError, match="is stopped and takes no more calls"):
@@ -297,8 +274,8 @@ async def test_a_drain_waits_for_detached_calls_which_are_read_meanwhile_and_an_
 
 def test_a_call_that_a_handler_begins_has_not_the_deadline_of_its_item() -> None:
     async def main() -> None:
-        job = Job(MemoryStore())
-        job.in_turn = {1: job.waits}
+        gate, job = Gate(), EmittingJob(MemoryStore())
+        job.in_turn = {1: lambda: gate.wait("word1")}
         async with engine.deploy(job.graph) as service:
 
             @ps.node(effectful=True)
@@ -310,18 +287,16 @@ def test_a_call_that_a_handler_begins_has_not_the_deadline_of_its_item() -> None
                 await asyncio.create_task(beside())
                 return x
 
-            outer = ps.graph(begins)
-
-            assert await engine.run(outer(1), timeout_seconds=60) == 1
-            await job.at_gate.wait()
+            assert await engine.run(ps.graph(begins)(1), timeout_seconds=60) == 1
+            await gate.has()
             await asyncio.sleep(90)
-            job.gate.set()
+            gate.open()
             assert await service.attach("k", events=int).result() == WORDS
 
     testing.run_virtual(main, timeout_seconds=None)
 
 
-async def test_loops_are_kept_where_an_option_says(job: Job, tmp_path: Path) -> None:
+async def test_loops_are_kept_where_an_option_says(job: EmittingJob, tmp_path: Path) -> None:
     other = ps.Durable(tmp_path / "tenant.db")
     assert await engine.run(job.graph("q"), durable_key="k", durable=other) == WORDS
     async with engine.stream(job.graph("q"), durable_key="s", events=int, durable=other) as stream:
@@ -341,7 +316,7 @@ async def test_loops_are_kept_where_an_option_says(job: Job, tmp_path: Path) -> 
         await engine.run(job.graph("q"), durable_key="k", durable="a.db")  # type: ignore[arg-type]
 
 
-async def test_a_fork_goes_on_from_a_state_that_was_edited(job: Job) -> None:
+async def test_a_fork_goes_on_from_a_state_that_was_edited(job: EmittingJob) -> None:
     await engine.run(job.graph("q"), durable_key="k")
     state = (await job.durable.history("k"))[2].value
     edited = State(2, ("other", *state.said[1:]), {})

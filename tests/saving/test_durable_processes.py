@@ -6,39 +6,53 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine
-from tests.saving.agents import TURNS, State, agent, next_state
+from tests.saving.agents import TURNS, WORDS, State, agent, next_state
 
 ROOT = Path(__file__).parents[2]
-WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
 
 
-def command(file: Path | str, *arguments: str, function: str = "main") -> list[str]:
-    program = f"import asyncio, sys; from tests.saving import agents; asyncio.run(agents.{function}(*sys.argv[1:]))"
-    return [sys.executable, "-c", program, str(file), *arguments]
+def program(file: Path | str, *arguments: str, function: str = "main") -> list[str]:
+    """Returns the arguments of Python for a function of the agents."""
+    lines = f"import asyncio, sys; from tests.saving import agents; asyncio.run(agents.{function}(*sys.argv[1:]))"
+    return ["-c", lines, str(file), *arguments]
+
+
+def said_by(*arguments: str, **environment: str) -> list[str]:
+    """Runs Python to its end, or until it is killed; returns the lines that it prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
+        timeout=50, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.returncode in (0, -signal.SIGKILL)
+    return done.stdout.splitlines()
 
 
 def run(file: Path | str, *arguments: str, **environment: str) -> list[str]:
     """Runs the agent in a process of its own; returns the lines that it prints."""
-    done = subprocess.run(
-        command(file, *arguments), cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
-        timeout=50, check=False,
-    )  # fmt: skip
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.stdout.splitlines()
+    return said_by(*program(file, *arguments), **environment)
 
 
-@pytest.mark.parametrize("turn", [0, TURNS - 1])
-def test_a_killed_process_goes_on_where_it_was(tmp_path: Path, turn: int) -> None:
-    file = tmp_path / "loops.db"
-    assert run(file, "k", DIE_IN=str(turn)) == [f"turn {number}" for number in range(turn + 1)]
-    went_on = run(file, "k")
-    assert went_on == [*(f"turn {number}" for number in range(turn, TURNS)), f"result {WORDS}"]
+@contextmanager
+def started(file: Path | str, *arguments: str, **environment: str) -> Iterator[Any]:
+    """Begins the agent in a process of its own, which is killed at the end of the block."""
+    command = [sys.executable, *program(file, *arguments)]
+    with subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_process_that_is_killed_in_every_turn_comes_to_its_end(tmp_path: Path) -> None:
@@ -52,34 +66,22 @@ def test_a_process_that_is_killed_in_every_turn_comes_to_its_end(tmp_path: Path)
 
 def test_a_key_that_is_under_way_in_another_process_is_refused_and_taken_over_when_that_dies(tmp_path: Path) -> None:
     file = tmp_path / "loops.db"
-    environment = {**os.environ, "STOP_IN": "2"}
-    with subprocess.Popen(command(file, "k"), cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout is not None
-        try:
-            assert [first.stdout.readline() for _ in range(3)] == ["turn 0\n", "turn 1\n", "turn 2\n"]
-            (refused,) = run(file, "k")
-            assert refused.startswith("refused the key 'k' is under way in process ")
-            assert str(first.pid) in refused
-            assert run(file, "another")[-1] == f"result {WORDS}"
-            first.send_signal(signal.SIGKILL)
-            # The process is a zombie: no parent has read its exit status, so it is still in the table of processes.
-            os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
-            assert run(file, "k") == [*(f"turn {number}" for number in range(2, TURNS)), f"result {WORDS}"]
-        finally:
-            first.kill()
+    with started(file, "k", STOP_IN="2") as first:
+        assert [first.stdout.readline() for _ in range(3)] == ["turn 0\n", "turn 1\n", "turn 2\n"]
+        (refused,) = run(file, "k")
+        assert refused.startswith(f"refused the key 'k' is under way in process {first.pid}")
+        assert run(file, "another")[-1] == f"result {WORDS}"
+        first.kill()
+        # The process is a zombie: no parent has read its exit status, so it is still in the table of processes.
+        os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+        assert run(file, "k") == [*(f"turn {number}" for number in range(2, TURNS)), f"result {WORDS}"]
 
 
-def test_an_agent_asks_and_goes_on_in_another_process(tmp_path: Path) -> None:
+def test_an_agent_asks_and_its_answer_outlasts_the_process_that_was_given_it(tmp_path: Path) -> None:
     file = tmp_path / "loops.db"
     asked = ["turn 3", "asked k what comes in turn 3?"]
     assert run(file, "k", ASK_IN="3")[-2:] == asked
     assert run(file, "k", ASK_IN="3") == asked  # the call still waits for its answer
-    assert run(file, "k", "peace", ASK_IN="3") == ["turn 3", "turn 4", "result word0 word1 word2 peace word4"]
-
-
-def test_an_answer_outlasts_the_process_that_was_given_it(tmp_path: Path) -> None:
-    file = tmp_path / "loops.db"
-    run(file, "k", ASK_IN="3")
     assert run(file, "k", "peace", ASK_IN="3", DIE_IN="3") == ["turn 3"]
     assert run(file, "k", ASK_IN="3") == ["turn 3", "turn 4", "result word0 word1 word2 peace word4"]
 
@@ -103,10 +105,7 @@ async def test_the_states_that_a_process_has_kept_are_read_in_another(tmp_path: 
 
 def test_a_forked_child_opens_the_file_anew_and_leaves_that_of_its_parent_alone(tmp_path: Path) -> None:
     file = tmp_path / "loops.db"
-    done = subprocess.run(
-        command(file, function="fork"), cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
-    )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"child {WORDS}\nparent {WORDS}\n", "")
+    assert said_by(*program(file, function="fork")) == [f"child {WORDS}", f"parent {WORDS}"]
     with sqlite3.connect(file) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
@@ -119,8 +118,7 @@ def test_a_process_that_is_killed_at_any_moment_runs_no_turn_again_whose_state_w
     for seed in range(effort):
         file, chance, last = tmp_path / f"{seed}.db", random.Random(seed), 0
         while True:
-            with subprocess.Popen(command(file, "k"), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-                assert process.stdout is not None
+            with started(file, "k") as process:
                 said = process.stdout.readline()
                 if said.startswith("result"):
                     assert said == f"result {WORDS}\n"

@@ -36,6 +36,11 @@ def looped(store: ps.LoopStore | Path, body: Any, last: int = 1) -> "ps.Graph[[]
     return asking
 
 
+@ps.node
+async def asks(state: list[Any]) -> list[Any]:
+    return [*state, await ps.interrupt("?")]
+
+
 async def asked(graph: "ps.Graph[[], list[Any]]", key: str = "k", **answer: Any) -> Any:
     with pytest.raises(ps.Interrupted) as caught:
         await engine.run(graph, durable_key=key, **answer)
@@ -43,7 +48,12 @@ async def asked(graph: "ps.Graph[[], list[Any]]", key: str = "k", **answer: Any)
     return caught.value.question
 
 
-async def test_a_question_ends_the_call_and_its_answer_goes_on(store: MemoryStore) -> None:
+async def answered(graph: "ps.Graph[[], list[Any]]", answer: Any, key: str = "k") -> list[Any]:
+    return await engine.run(graph, durable_key=key, answer=answer)
+
+
+@pytest.mark.parametrize("answer", [("yes", None), None], ids=str)
+async def test_a_question_ends_the_call_and_its_answer_goes_on(store: MemoryStore, answer: object) -> None:
     @ps.node
     async def body(state: list[Any]) -> list[Any]:
         return [*state, await ps.interrupt({"pay": 120})]
@@ -53,20 +63,10 @@ async def test_a_question_ends_the_call_and_its_answer_goes_on(store: MemoryStor
         await engine.run(graph, durable_key="k")
     assert (caught.value.key, caught.value.question) == ("k", {"pay": 120})
     assert await asked(graph) == {"pay": 120}
-    assert await engine.run(graph, durable_key="k", answer=("yes", None)) == [("yes", None)]
+    assert await answered(graph, answer) == [answer]
     with pytest.raises(ps.OptionsError, match="waits for no answer"):
-        await engine.run(graph, durable_key="k", answer="yes")
+        await answered(graph, "yes")
     assert await asked(graph) == {"pay": 120}  # a new loop
-
-
-async def test_none_is_an_answer(store: MemoryStore) -> None:
-    graph = looped(store, ps.node(ask_one))
-    assert await asked(graph) == "one?"
-    assert await engine.run(graph, durable_key="k", answer=None) == [None]
-
-
-async def ask_one(state: list[Any]) -> list[Any]:
-    return [*state, await ps.interrupt("one?")]
 
 
 async def test_a_body_asks_without_a_node(store: MemoryStore) -> None:
@@ -81,7 +81,7 @@ async def test_a_body_asks_without_a_node(store: MemoryStore) -> None:
     assert "interrupt" in str(graph)
     assert await asked(graph) == "what is 0?"
     assert await asked(graph, answer="a") == "what is 1?"
-    assert await engine.run(graph, durable_key="k", answer="b") == ["a", "b"]
+    assert await answered(graph, "b") == ["a", "b"]
 
 
 @pytest.mark.parametrize("how", ["retry", "fallback", "failover", "hedge", "except", "swallowed", "group", "timeout"])
@@ -121,16 +121,12 @@ async def test_nothing_in_a_handler_takes_a_question_for_a_failure(store: Memory
     }
     graph = looped(store, ps.node(**options.get(how, {}))(ask))
     assert await asked(graph) == "?"
-    assert await engine.run(graph, durable_key="k", answer="yes") == ["yes"]
+    assert await answered(graph, "yes") == ["yes"]
     assert attempts == [1, 1]
 
 
 async def test_a_failover_and_a_second_attempt_may_ask(store: MemoryStore) -> None:
     attempts = 0
-
-    @ps.node
-    async def asks(state: list[Any]) -> list[Any]:
-        return [await ps.interrupt("?")]
 
     @ps.node(failover=asks)
     async def fails(state: list[Any]) -> list[Any]:
@@ -146,14 +142,11 @@ async def test_a_failover_and_a_second_attempt_may_ask(store: MemoryStore) -> No
     for node in (fails, hedged):
         graph = looped(store, node)
         assert await asked(graph) == "?"
-        assert await engine.run(graph, durable_key="k", answer="yes") == ["yes"]
+        assert await answered(graph, "yes") == ["yes"]
 
 
 async def test_a_node_that_keeps_its_results_asks_nobody(store: MemoryStore) -> None:
-    @ps.node(cache=ps.Cache(max_bytes=1_000, key=len))
-    async def keeps(state: list[Any]) -> list[Any]:
-        return [await ps.interrupt("?")]
-
+    keeps = asks.with_policy(cache=ps.Cache(max_bytes=1_000, key=len))
     with pytest.raises(ps.PlanError, match=r"ps.interrupt\('\?'\) was called in a node that keeps its results"):
         await engine.run(looped(store, keeps), durable_key="k")
 
@@ -170,7 +163,7 @@ async def test_a_handler_that_fails_of_a_question_fails(store: MemoryStore) -> N
     with pytest.raises(ValueError, match="no"):
         await engine.run(graph, durable_key="k")
     with pytest.raises(ps.OptionsError, match="waits for no answer"):
-        await engine.run(graph, durable_key="k", answer="yes")
+        await answered(graph, "yes")
 
 
 async def test_answers_are_found_by_question_and_order(store: MemoryStore) -> None:
@@ -191,7 +184,7 @@ async def test_answers_are_found_by_question_and_order(store: MemoryStore) -> No
     assert ran == [0, 0, 0, 0, 1]
     assert await asked(graph, answer=4) == "other?"
     assert await asked(graph, answer=5) == "same?"
-    assert await engine.run(graph, durable_key="k", answer=6) == [(1, 2, 3), (4, 5, 6)]
+    assert await answered(graph, 6) == [(1, 2, 3), (4, 5, 6)]
 
 
 async def test_of_two_questions_at_once_the_first_ends_the_call_and_siblings_are_cancelled(store: MemoryStore) -> None:
@@ -199,19 +192,17 @@ async def test_of_two_questions_at_once_the_first_ends_the_call_and_siblings_are
     asking: set[str] = set()
     is_over = False
 
-    async def ask_together(name: str) -> str:
-        asking.add(name)
-        while len(asking) < 3:
-            await asyncio.sleep(0)
-        return f"{name}={await ps.interrupt(name)}"
+    def asks_together(name: str) -> Any:
+        @ps.node(concurrency=1)
+        async def ask(state: list[Any]) -> str:
+            asking.add(name)
+            while len(asking) < 3:
+                await asyncio.sleep(0)
+            return f"{name}={await ps.interrupt(name)}"
 
-    @ps.node(concurrency=1)
-    async def left(state: list[Any]) -> str:
-        return await ask_together("left")
+        return ask
 
-    @ps.node(concurrency=1)
-    async def right(state: list[Any]) -> str:
-        return await ask_together("right")
+    left, right = asks_together("left"), asks_together("right")
 
     @ps.node(concurrency=1)
     async def sibling(state: list[Any]) -> str:
@@ -237,8 +228,7 @@ async def test_of_two_questions_at_once_the_first_ends_the_call_and_siblings_are
     assert {first, second} == {"left", "right"}
     is_over = True
     answers = {first: "A", second: "B"}
-    result = await engine.run(graph, durable_key="k", answer="B")
-    assert result == [f"left={answers['left']}", f"right={answers['right']}", "sibling"]
+    assert await answered(graph, "B") == [f"left={answers['left']}", f"right={answers['right']}", "sibling"]
     assert cancelled == 2 * ["sibling"]
 
 
@@ -257,83 +247,61 @@ async def test_a_question_in_cond_and_in_a_loop_inside_is_of_the_iteration(store
     assert await asked(graph) == "0?"
     assert await asked(graph, answer="a") == "1?"
     assert await asked(graph, answer="b") == "2?"
-    assert await engine.run(graph, durable_key="k", answer="c") == ["a", "b", "c"]
-
-
-ONLY = "was called outside of the body of a durable loop"
+    assert await answered(graph, "c") == ["a", "b", "c"]
 
 
 async def test_questions_are_refused_where_answers_could_not_find_them(store: MemoryStore) -> None:
-    @ps.node
-    async def ask(item: Any) -> Any:
-        return await ps.interrupt("?")
-
-    @ps.node
-    async def items(state: list[Any]) -> AsyncIterator[int]:
-        yield 1
+    durable = ps.Durable(store)
+    asks_outside = ps.graph(asks)
 
     @ps.node
     async def total(values: AsyncIterator[Any]) -> list[Any]:
         return [value async for value in values]
 
-    asks_outside = ps.graph(ask)
-
     @ps.node
     async def ask_in_a_call(state: list[Any]) -> list[Any]:
-        return [await engine.run(asks_outside(1))]
-
-    async def each(state: list[Any]) -> list[Any]:
-        return await ps.map_each(ask, [1, 2], on_error="raise")
-
-    async def each_of_stream(state: list[Any]) -> list[Any]:
-        return await total(ps.map_each(ask, items(state)))
-
-    for body in (each, each_of_stream):
-        with pytest.raises(ps.PlanError, match="inside of a map_each, whose items could not tell their answers apart"):
-            await engine.run(looped(store, body), durable_key=f"{body}")
-    with pytest.raises(ps.PlanError, match="inside of a call that a node makes, which could not tell"):
-        await engine.run(looped(store, ask_in_a_call), durable_key="call")
-    with pytest.raises(ps.PlanError, match=ONLY):
-        await engine.run(asks_outside(1))
-    with pytest.raises(ps.PlanError, match=ONLY):
-        await ps.interrupt("?")
+        return [await engine.run(asks_outside([]))]
 
     @ps.node
     async def asking_predicate(state: list[Any]) -> bool:
         return bool(await ps.interrupt("?"))
-
-    durable = ps.Durable(store)
-
-    @ps.graph
-    async def beside() -> Any:
-        return await ps.while_loop(ps.node(lambda state: state == []), wait, [], durable=durable), await ask(1)
 
     @ps.node
     async def wait(state: list[Any]) -> list[Any]:
         await asyncio.Event().wait()
         return state
 
+    async def each(state: list[Any]) -> list[Any]:
+        return await ps.map_each(asks, [[], []], on_error="raise")
+
+    async def each_of_stream(state: list[Any]) -> list[Any]:
+        return await total(ps.map_each(asks, one_by_one([[]])))
+
+    @ps.graph
+    async def beside() -> Any:
+        return await ps.while_loop(ps.node(lambda state: state == []), wait, [], durable=durable), await asks([])
+
     @ps.graph
     async def in_predicate() -> Any:
         return await ps.while_loop(asking_predicate, wait, [], durable=durable)
 
-    for number, graph in enumerate((beside, in_predicate)):
-        with pytest.raises(ps.PlanError, match=ONLY):
-            await engine.run(graph, durable_key=f"p{number}")
+    of_items = "inside of a map_each, whose items could not tell their answers apart"
+    outside = "was called outside of the body of a durable loop"
+    graphs = (
+        (looped(store, each), of_items), (looped(store, each_of_stream), of_items), (beside, outside),
+        (looped(store, ask_in_a_call), "inside of a call that a node makes, which could not tell"),
+        (in_predicate, outside),
+    )  # fmt: skip
+    for number, (graph, told) in enumerate(graphs):
+        with pytest.raises(ps.PlanError, match=told):
+            await engine.run(graph, durable_key=f"k{number}")
+    with pytest.raises(ps.PlanError, match=outside):
+        await engine.run(asks_outside([]))
+    with pytest.raises(ps.PlanError, match=outside):
+        await ps.interrupt("?")
 
 
-@ps.node(runs_on="thread")
-def in_a_thread(state: list[Any]) -> list[Any]:
-    return [ps.interrupt("?")]
-
-
-@ps.node
-def in_a_plain_def(state: list[Any]) -> list[Any]:
-    return [ps.interrupt("?")]
-
-
-@ps.node(runs_on="process")
-def in_a_process(state: list[Any]) -> list[Any]:
+def at_once(state: list[Any]) -> list[Any]:
     return [ps.interrupt("?")]
 
 
@@ -342,43 +310,45 @@ async def in_a_thread_of_its_own(state: list[Any]) -> list[Any]:
     return [await asyncio.to_thread(ps.interrupt, "?")]
 
 
-@pytest.mark.parametrize("body", [in_a_thread, in_a_plain_def, in_a_process, in_a_thread_of_its_own])
+@pytest.mark.parametrize(
+    "body",
+    [
+        ps.node(at_once), ps.node(runs_on="thread")(at_once), ps.node(runs_on="process")(at_once),
+        in_a_thread_of_its_own,
+    ],
+    ids=["def", "thread", "process", "thread of its own"],
+)  # fmt: skip
 async def test_a_question_is_refused_where_nobody_can_wait(store: MemoryStore, body: Any) -> None:
     with pytest.raises(ps.PlanError, match=r"a thread, a process or a plain `def`.*ask in an `async def`"):
         await engine.run(looped(store, body), durable_key="k")
 
 
 async def test_an_answer_with_a_token_is_to_its_question_alone(store: MemoryStore) -> None:
-    @ps.node
-    async def body(state: list[Any]) -> list[Any]:
-        return [*state, await ps.interrupt("again?")]
-
-    @ps.graph
-    async def asking() -> list[Any]:
-        return await ps.while_loop(ps.node(lambda state: len(state) < 2), body, [], durable=ps.Durable(store))
+    asking = looped(store, asks, last=2)
+    other_question = pytest.raises(ps.OptionsError, match="answer to '\\?', and this answer is for another")
 
     async def token(answer: Any = ...) -> str:
         with pytest.raises(ps.Interrupted) as asked:
-            await engine.run(asking, durable_key="k", answer=answer)
+            await answered(asking, answer)
         return asked.value.token
 
     for _ in range(2):  # for two loops of one key
         first = await token()
         assert await token() == first
-        with pytest.raises(ps.OptionsError, match="waits for the answer to 'again\\?', and this answer is for another"):
-            await engine.run(asking, durable_key="k", answer=ps.Answer("no", "other"))
+        with other_question:
+            await answered(asking, ps.Answer("no", "other"))
         with pytest.raises(ps.NotStorable, match=r"answer is a builtins\.ellipsis"):
-            await engine.run(asking, durable_key="k", answer=ps.Answer(..., first))
+            await answered(asking, ps.Answer(..., first))
         second = await token(ps.Answer("one", first))
-        with pytest.raises(ps.OptionsError, match="waits for the answer to 'again\\?', and this answer is for another"):
-            await engine.run(asking, durable_key="k", answer=ps.Answer("one", first))
+        with other_question:
+            await answered(asking, ps.Answer("one", first))
         assert await token() == second
-        assert await engine.run(asking, durable_key="k", answer=ps.Answer("two", second)) == ["one", "two"]
+        assert await answered(asking, ps.Answer("two", second)) == ["one", "two"]
         with pytest.raises(ps.OptionsError, match="waits for no answer"):
-            await engine.run(asking, durable_key="k", answer=ps.Answer("two", second))
+            await answered(asking, ps.Answer("two", second))
         assert second != first != await token()
         assert await token("any") == await token()
-        assert await engine.run(asking, durable_key="k", answer="any") == ["any", "any"]
+        assert await answered(asking, "any") == ["any", "any"]
 
 
 async def test_an_answer_that_nobody_waits_for_is_refused(store: MemoryStore) -> None:
@@ -392,7 +362,7 @@ async def test_an_answer_that_nobody_waits_for_is_refused(store: MemoryStore) ->
     graph = looped(store, body)
     while fails:  # nothing is kept; a call has failed; a call has its result
         with pytest.raises(ps.OptionsError, match="'k' waits for no answer; run the key without answer="):
-            await engine.run(graph, durable_key="k", answer="yes")
+            await answered(graph, "yes")
         with suppress(ValueError):
             await engine.run(graph, durable_key="k")
 
@@ -404,8 +374,8 @@ async def test_what_cannot_be_stored_is_no_question_and_no_answer(store: MemoryS
 
     with pytest.raises(ps.NotStorable, match=r'question\["who"\] is a builtins.object'):
         await engine.run(looped(store, body), durable_key="k")
-    graph = looped(store, ps.node(ask_one))
-    assert await asked(graph, "k2") == "one?"
+    graph = looped(store, asks)
+    assert await asked(graph, "k2") == "?"
     with pytest.raises(ps.NotStorable, match=r"answer\[0\] is a "):
         await engine.run(graph, durable_key="k2", answer=[object()])
     assert await engine.run(graph, durable_key="k2", answer=["yes"]) == [["yes"]]
@@ -423,7 +393,7 @@ async def test_an_answer_that_is_not_asked_for_is_logged(
     graph = looped(store, body)
     await asked(graph)
     asks.clear()
-    assert await engine.run(graph, durable_key="k", answer="yes") == ["without"]
+    assert await answered(graph, "yes") == ["without"]
     assert "durable.answer_not_asked_for" in capsys.readouterr().out
 
 
@@ -431,7 +401,7 @@ async def test_an_answer_that_is_not_asked_for_is_logged(
 
 
 async def test_an_interrupted_call_is_counted_as_that_and_leaves_its_place(store: MemoryStore) -> None:
-    graph = looped(store, ps.node(ask_one))
+    graph = looped(store, asks)
 
     @ps.graph
     async def tokens() -> AsyncIterator[Any]:
@@ -449,7 +419,7 @@ async def test_an_interrupted_call_is_counted_as_that_and_leaves_its_place(store
         assert await service.run(graph(), durable_key="k", answer="yes") == ["yes"]
         stream = service.stream(tokens(), durable_key="s")
         async with stream:
-            with pytest.raises(ps.Interrupted, match="'s' waits for the answer to 'one\\?'"):
+            with pytest.raises(ps.Interrupted, match="'s' waits for the answer to '\\?'"):
                 await anext(stream)
         assert (stream.statistics().interrupted, stream.statistics().failed) == (1, 0)
         assert "1 interrupted" in " ".join(str(stream.statistics()).split())
@@ -470,7 +440,7 @@ async def one_by_one(values: list[Any]) -> AsyncIterator[Any]:
 
 
 async def test_the_spans_of_an_interrupted_call_say_so(store: MemoryStore, tracing: Tracing) -> None:
-    graph = looped(store, ps.node(ask_one))
+    graph = looped(store, asks)
     await asked(graph)
     outcomes = {span.name: (span.attributes or {}).get("penstock.outcome") for span in tracing.spans()}
     assert set(outcomes.values()) == {"done", "interrupted"}
@@ -479,7 +449,7 @@ async def test_the_spans_of_an_interrupted_call_say_so(store: MemoryStore, traci
 
 
 async def test_a_call_that_a_handler_makes_raises_the_question_of_its_own_loop(store: MemoryStore) -> None:
-    inner = looped(store, ps.node(ask_one))
+    inner = looped(store, asks)
 
     @ps.node
     async def run_inner(state: list[Any]) -> list[Any]:
@@ -490,7 +460,7 @@ async def test_a_call_that_a_handler_makes_raises_the_question_of_its_own_loop(s
             return await engine.run(inner, durable_key="inner", answer=answer)
 
     outer = looped(store, run_inner)
-    assert await asked(outer, "outer") == "one?"
+    assert await asked(outer, "outer") == "?"
     assert await engine.run(outer, durable_key="outer", answer="yes") == ["yes"]
 
 
@@ -499,7 +469,7 @@ async def test_a_call_that_a_handler_makes_raises_the_question_of_its_own_loop(s
 
 def test_a_call_that_is_cancelled_at_any_step_still_asks_and_takes_its_answer() -> None:
     store = MemoryStore()
-    graph = looped(store, ps.node(ask_one), last=2)
+    graph = looped(store, asks, last=2)
 
     async def main() -> str:
         try:
@@ -521,11 +491,11 @@ def test_a_call_that_is_cancelled_at_any_step_still_asks_and_takes_its_answer() 
         assert not outcome.loop_errors
         kept = [loops_module.Loop.read(record) for record in store.records.get("k", ())]
         if outcome.error is None:
-            assert outcome.result == "one?"
+            assert outcome.result == "?"
             assert kept[-1] == replace(kept[-1], status="interrupted", owner=None)
             assert kept[-1].question is not None
         else:
             assert isinstance(outcome.error, asyncio.CancelledError)
             assert not kept or kept[-1].owner is None
-        assert asyncio.run(to_its_end()) == 2 * ["yes to one?"]
+        assert asyncio.run(to_its_end()) == 2 * ["yes to ?"]
         store.records.clear()

@@ -1,14 +1,12 @@
 """Durable loops in PostgreSQL, with a server of this test's own, which is killed and restarted under load."""
 
 import asyncio
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,13 +15,11 @@ from penstock import engine
 from penstock.saving import loops as loops_module
 from penstock.saving import store as store_module
 from tests.postgres import Server, needs_postgres, postgres_server
-from tests.saving.agents import TURNS, State, agent, next_state
-from tests.saving.test_durable_processes import ROOT, command
+from tests.saving.agents import WORDS, Job, asks, fails
+from tests.saving.test_durable_processes import program, said_by
 from tests.saving.test_durable_processes import run as run_agent
 
 pytestmark = needs_postgres
-
-WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
 
 
 @pytest.fixture(scope="module")
@@ -37,41 +33,12 @@ def dsn(server: Server) -> str:
     return server.new_database()
 
 
-class Job:
-    """A graph with a loop that notes the turns that ran, and fails, asks or waits in some turns."""
-
-    def __init__(self, store: ps.LoopStore, last: int = TURNS, **options: Any) -> None:
-        self.durable = ps.Durable(store, **options)
-        self.ran: Counter[int] = Counter()
-        self.in_turn: dict[int, Any] = {}
-        self.graph = agent(self.durable, self, last)
-
-    async def __call__(self, state: State) -> State:
-        self.ran[state.turn] += 1
-        word = None
-        if state.turn in self.in_turn:
-            word = await self.in_turn[state.turn]()
-        return next_state(state, word or f"word{state.turn}")
-
-
-async def fails() -> None:
-    raise ValueError("down")
-
-
-async def asks() -> Any:
-    return await ps.interrupt({"pay": 120})
-
-
 async def test_loops_are_kept_listed_resumed_and_deleted(dsn: str) -> None:
     job = Job(ps.PostgresStore(dsn))
-    assert await engine.run(job.graph("q"), durable_key="done") == WORDS
-    assert await engine.run(job.graph("q"), durable_key="done", on_finished="return") == WORDS
-    job.in_turn = {2: fails}
-    with pytest.raises(ValueError, match="down"):
-        await engine.run(job.graph("q"), durable_key="down")
-    job.in_turn = {3: asks}
-    with pytest.raises(ps.Interrupted):
-        await engine.run(job.graph("q"), durable_key="asking")
+    assert await job.run("done") == WORDS
+    assert await job.run("done", on_finished="return") == WORDS
+    await job.ends("down", 2, fails)
+    await job.ends("asking", 3, asks)
     runs = await job.durable.runs()
     assert [(run.key, run.state) for run in runs] == [("asking", "asking"), ("down", "failed"), ("done", "finished")]
     assert runs[0].question == {"pay": 120}
@@ -79,11 +46,10 @@ async def test_loops_are_kept_listed_resumed_and_deleted(dsn: str) -> None:
     assert [run.key for run in await job.durable.runs(before=runs[0], limit=1)] == ["down"]
     assert [run.key for run in await job.durable.runs(state="failed", graph="answered")] == ["down"]
     assert [state.step for state in await job.durable.history("down")] == [0, 1, 2]
-    job.in_turn = {}
     async with engine.deploy(job.graph) as service:
         assert await service.resume_all() == {}
         assert await service.resume("asking", answer=ps.Answer("word3", runs[0].token)) == WORDS
-    assert job.ran == Counter({0: 3, 1: 3, 2: 4, 3: 4, 4: 3})
+    assert Counter(job.ran) == {0: 3, 1: 3, 2: 4, 3: 4, 4: 3}
     await job.durable.delete("done")
     assert await job.durable.expire(0) == 2
     assert await job.durable.runs() == []
@@ -127,10 +93,7 @@ async def test_leases_end_by_the_clock_of_the_database(
     dsn: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Job(ps.PostgresStore(dsn))
-    job.in_turn = {2: fails}
-    with pytest.raises(ValueError, match="down"):
-        await engine.run(job.graph("q"), durable_key="k")
-    job.in_turn = {}
+    await job.ends("k", 2, fails)
     record = await job.durable._store.load("k")
     assert record is not None
     monkeypatch.setattr(store_module, "time", SimpleNamespace(time=lambda: time.time() + 3600))
@@ -142,24 +105,22 @@ async def test_leases_end_by_the_clock_of_the_database(
         assert await job.durable._store.store("k", loop.record(version + 1), expected_version=version)
         if lease_until > now:
             with pytest.raises(ps.KeyInUse, match=r"in process 1 of another machine, whose lease lasts (9\d\d|1000) s"):
-                await engine.run(job.graph("q"), durable_key="k")
-    assert await engine.run(job.graph("q"), durable_key="k") == WORDS
+                await job.run()
+    assert await job.run() == WORDS
 
 
 async def test_a_server_that_is_killed_and_restarted_under_load_loses_no_state_and_repeats_none(
     dsn: str, server: Server
 ) -> None:
     jobs = [Job(ps.PostgresStore(dsn, max_connections=2), last=12) for _ in range(8)]
-    running = [
-        asyncio.ensure_future(engine.run(job.graph("q"), durable_key=f"k{number}")) for number, job in enumerate(jobs)
-    ]
+    running = [asyncio.ensure_future(job.run(f"k{number}")) for number, job in enumerate(jobs)]
     for turn in (2, 6):
-        while not all(job.ran[turn] for job in jobs):
+        while not all(turn in job.ran for job in jobs):
             await asyncio.sleep(0)
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.restart)
     assert await asyncio.gather(*running) == [" ".join(f"word{turn}" for turn in range(12))] * 8
-    assert all(set(job.ran.values()) == {1} for job in jobs)
+    assert all(job.ran == list(range(12)) for job in jobs)
     assert {run.state for run in await jobs[0].durable.runs()} == {"finished"}
 
 
@@ -170,23 +131,19 @@ async def test_a_call_has_its_deadline_while_the_server_is_down(
     await asyncio.to_thread(server.kill)
     try:
         with pytest.raises(ps.DeadlineExceeded, match="the store did not answer"):
-            await engine.run(job.graph("q"), durable_key="k", timeout_seconds=0.2)
+            await job.run(timeout_seconds=0.2)
         monkeypatch.setattr(job.durable._store, "_give_up_after_seconds", 0.05)
         with pytest.raises(ps.CheckpointError, match=r"the loop of key 'k' in PostgreSQL: .*connection"):
-            await engine.run(job.graph("q"), durable_key="k")
+            await job.run()
     finally:
         await asyncio.to_thread(server.restart)
-    assert await engine.run(job.graph("q"), durable_key="k") == WORDS
+    assert await job.run() == WORDS
 
 
 def test_another_process_lists_and_resumes_what_one_that_was_killed_has_left(dsn: str) -> None:
     assert run_agent(dsn, "k", DIE_IN="2")[-1] == "turn 2"
-    listed, done = (
-        subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True, timeout=50).stdout
-        for program in ([sys.executable, "-m", "penstock", "runs", dsn], command(dsn, function="resume_all"))
-    )
-    assert "stopped" in listed
-    assert done.splitlines() == ["turn 2", "turn 3", "turn 4", "left {}"]
+    assert "stopped" in " ".join(said_by("-m", "penstock", "runs", dsn))
+    assert said_by(*program(dsn, function="resume_all")) == ["turn 2", "turn 3", "turn 4", "left {}"]
 
 
 def test_psycopg_is_asked_for_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,12 @@
 import asyncio
 import json
 import math
-import os
 import re
-import signal
+import shutil
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,44 +16,13 @@ from typing import Any, cast
 import pytest
 
 import penstock as ps
-from penstock import asgi, engine
+from penstock import engine
 from penstock._cli import main
 from penstock.saving import store as store_module
-from tests.saving.agents import FIRST, TURNS, State, agent, next_state
+from tests.saving.agents import FIRST, TURNS, WORDS, Job, State, asks, fails, next_state, stop
 from tests.saving.test_durable import MemoryStore
-from tests.saving.test_durable_processes import ROOT, command
+from tests.saving.test_durable_processes import program, said_by, started
 from tests.saving.test_durable_processes import run as run_agent
-
-WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
-
-
-class Job:
-    """The body of a graph; it notes the turns that ran, and does something else in some turns."""
-
-    def __init__(self, store: ps.LoopStore | Path) -> None:
-        self.durable = ps.Durable(store)
-        self.ran: list[int] = []
-        self.in_turn: dict[int, Any] = {}
-        self.graph = agent(self.durable, self)
-
-    async def __call__(self, state: State) -> State:
-        self.ran.append(state.turn)
-        word = f"word{state.turn}"
-        if state.turn in self.in_turn:
-            word = await self.in_turn[state.turn]() or word
-        return next_state(state, word)
-
-
-async def fails() -> None:
-    raise ValueError("the model is down")
-
-
-async def waits() -> None:
-    await asyncio.Event().wait()
-
-
-async def asks() -> Any:
-    return await ps.interrupt({"pay": 120})
 
 
 @pytest.fixture
@@ -73,39 +39,16 @@ def states(runs: Sequence[ps.Run]) -> dict[str, str]:
     return {run.key: run.state for run in runs}
 
 
-async def ends(job: Job, key: str, turn: int | None = None, does: Any = None) -> None:
-    """Runs a key until its call returns a result, fails or asks."""
-    job.in_turn = {} if turn is None else {turn: does}
-    try:
-        await engine.run(job.graph("q"), durable_key=key)
-    except (ValueError, ps.Interrupted):
-        pass
-    job.in_turn = {}
-
-
-async def begun(job: Job, key: str, turn: int) -> "asyncio.Task[str]":
-    """Runs a key until its call waits in a turn."""
-    job.in_turn = {turn: waits}
-    job.ran.clear()
-    running = asyncio.create_task(engine.run(job.graph("q"), durable_key=key))
-    while turn not in job.ran:
-        await asyncio.sleep(0)
-    job.in_turn = {}
-    return running
-
-
 # Lists.
 
 
 async def test_keys_are_listed_with_their_states_questions_times_and_sizes(job: Job) -> None:
     before = time.time()
-    await ends(job, "done")
-    await ends(job, "down", 2, fails)
-    await ends(job, "asking", 3, asks)
-    running = await begun(job, "running", 1)
-    stopped = await begun(job, "stopped", 1)
-    stopped.cancel()
-    await asyncio.wait([stopped])
+    await job.run("done")
+    await job.ends("down", 2, fails)
+    await job.ends("asking", 3, asks)
+    running = await job.begun("running", 1)
+    await stop(await job.begun("stopped", 1))
     runs = {run.key: run for run in await job.durable.runs()}
     assert {key: run.state for key, run in runs.items()} == {
         "done": "finished", "down": "failed", "asking": "asking", "running": "running", "stopped": "stopped",
@@ -127,36 +70,32 @@ async def test_keys_are_listed_with_their_states_questions_times_and_sizes(job: 
     assert await job.durable.runs(graph="another") == []
     assert len(await job.durable.runs(graph="answered", state="failed")) == 1
     answer = ps.Answer("word3", runs["asking"].token)
-    assert await engine.run(job.graph("q"), durable_key="asking", answer=answer) == WORDS
-    running.cancel()
-    await asyncio.wait([running])
+    assert await job.run("asking", answer=answer) == WORDS
+    await stop(running)
 
 
 async def test_a_stream_that_has_failed_is_listed_as_such_and_one_that_was_left_as_stopped(job: Job) -> None:
-    for make in (engine.stream, engine.deploy(job.graph)):
-        job.in_turn = {1: fails}
-        async with AsyncExitStack() as stack:
+    async with engine.deploy(job.graph) as service:
+        for make in (engine.stream, service.stream):
             stream: Any = make
-            if isinstance(make, engine.Service):
-                stream = (await stack.enter_async_context(make)).stream
+            job.in_turn = {1: fails}
             with pytest.raises(ValueError, match="down"):
                 async with stream(job.graph("q"), durable_key="down", events=str) as events:
                     await events.result()
-            job.in_turn = {1: waits}
+            job.in_turn = {1: asyncio.Event().wait}
             job.ran.clear()
             async with stream(job.graph("q"), durable_key="left", events=str) as events:
                 reading = asyncio.ensure_future(events.result())
                 while 1 not in job.ran:
                     await asyncio.sleep(0)
-                reading.cancel()
-                await asyncio.wait([reading])
+                await stop(reading)
             found = {run.key: (run.state, run.error) for run in await job.durable.runs()}
             assert found == {"down": ("failed", "ValueError: the model is down"), "left": ("stopped", "")}
 
 
 async def test_the_command_lists_the_keys_of_a_file(job: Job, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    await ends(job, "down", 2, fails)
-    await ends(job, "asking", 3, asks)
+    await job.ends("down", 2, fails)
+    await job.ends("asking", 3, asks)
 
     def said(*arguments: str) -> str:
         assert main(["runs", str(file), *arguments]) == 0
@@ -175,7 +114,7 @@ async def test_the_command_lists_the_keys_of_a_file(job: Job, file: Path, capsys
 async def test_a_long_list_is_read_in_pages(job: Job) -> None:
     keys = [f"k{number}" for number in range(7)]
     for key in keys:
-        await ends(job, key, 0, fails)
+        await job.ends(key, 0, fails)
     read: list[str] = []
     last = None
     while page := await job.durable.runs(limit=3, before=last):
@@ -185,9 +124,9 @@ async def test_a_long_list_is_read_in_pages(job: Job) -> None:
 
 
 async def test_what_is_listed_of_a_key_is_that_of_its_present_loop(job: Job) -> None:
-    await ends(job, "k")
+    await job.run("k")
     (first,) = await job.durable.runs()
-    await ends(job, "k", 1, fails)
+    await job.ends("k", 1, fails)
     (second,) = await job.durable.runs()
     assert (second.state, second.step) == ("failed", 1)
     assert second.began_at > first.changed_at
@@ -199,9 +138,9 @@ async def test_the_size_counts_states_arguments_and_result(job: Job, monkeypatch
         return 1_000_000.5  # other times are written with another length
 
     monkeypatch.setattr(ps.LoopStore, "now", now)
-    await ends(job, "small")
-    for key, question in (("small", "q"), ("large", "q" * 10_000)):
-        await engine.run(job.graph(question), durable_key=key)
+    await job.run("small")
+    await job.run("small")
+    await job.run("large", "q" * 10_000)
     sizes = {run.key: run.bytes for run in await job.durable.runs()}
     assert 9_990 <= sizes["large"] - sizes["small"] < 10_500
 
@@ -210,7 +149,7 @@ async def test_the_size_counts_states_arguments_and_result(job: Job, monkeypatch
 async def test_a_page_of_a_list_is_found_by_an_index(
     job: Job, file: Path, state: str | None, graph: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await ends(job, "k", 0, fails)
+    await job.ends("k", 0, fails)
     plans: list[str] = []
 
     class Explained:
@@ -227,7 +166,7 @@ async def test_a_page_of_a_list_is_found_by_an_index(
 
 async def test_a_store_with_three_methods_runs_loops_and_says_that_it_cannot_be_listed() -> None:
     job = Job(MemoryStore())
-    await ends(job, "k", 2, fails)
+    await job.ends("k", 2, fails)
     with pytest.raises(ps.OptionsError, match="MemoryStore cannot be listed: it has no method `runs`"):
         await job.durable.runs()
     with pytest.raises(ps.OptionsError, match="MemoryStore cannot delete: it has no method `delete`"):
@@ -242,8 +181,8 @@ async def test_a_store_with_three_methods_runs_loops_and_says_that_it_cannot_be_
 
 
 async def test_a_key_is_deleted_with_all_that_is_kept_under_it(job: Job, file: Path) -> None:
-    await ends(job, "k")
-    await ends(job, "other")
+    await job.run("k")
+    await job.run("other")
     assert await job.durable.delete("k")
     assert not await job.durable.delete("k")
     assert [run.key for run in await job.durable.runs()] == ["other"]
@@ -255,24 +194,23 @@ async def test_a_key_is_deleted_with_all_that_is_kept_under_it(job: Job, file: P
 
 
 async def test_a_key_that_a_call_has_is_neither_deleted_nor_expired(job: Job) -> None:
-    running = await begun(job, "k", 1)
+    running = await job.begun("k", 1)
     with pytest.raises(ps.KeyInUse, match="'k' is under way in process"):
         await job.durable.delete("k")
     for state in ("finished", "failed", "stopped", "asking"):
         assert await job.durable.expire(0, state=state) == 0
     assert [run.state for run in await job.durable.runs()] == ["running"]
-    running.cancel()
-    await asyncio.wait([running])
+    await stop(running)
 
 
 async def test_only_keys_that_were_long_unchanged_expire(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(store_module, "time", SimpleNamespace(time=lambda: clock[0]))
     for key in ("a", "b"):
-        await ends(job, key)
-    await ends(job, "down", 1, fails)
+        await job.run(key)
+    await job.ends("down", 1, fails)
     clock[0] = 1010.0
-    await ends(job, "c")
+    await job.run("c")
     clock[0] = 1020.0
     assert await job.durable.expire(20) == 0
     assert await job.durable.expire(15) == 2
@@ -287,8 +225,8 @@ async def test_only_keys_that_were_long_unchanged_expire(job: Job, monkeypatch: 
 
 
 async def test_a_key_goes_on_without_its_call(job: Job) -> None:
-    await ends(job, "down", 2, fails)
-    await ends(job, "asking", 3, asks)
+    await job.ends("down", 2, fails)
+    await job.ends("asking", 3, asks)
     job.ran.clear()
     async with engine.deploy(job.graph) as service:
         assert await service.resume("down") == WORDS
@@ -334,10 +272,10 @@ async def test_a_graph_gets_the_arguments_that_it_was_called_with(file: Path) ->
 
 async def test_all_keys_that_are_unfinished_and_ask_nothing_go_on(job: Job) -> None:
     for number in range(20):
-        await ends(job, f"down{number}", number % TURNS, fails)
-    await ends(job, "done")
-    await ends(job, "asking", 3, asks)
-    running = await begun(job, "running", 1)
+        await job.ends(f"down{number}", number % TURNS, fails)
+    await job.run("done")
+    await job.ends("asking", 3, asks)
+    running = await job.begun("running", 1)
     job.ran.clear()
     async with engine.deploy(job.graph, max_in_flight=2, max_queue=0) as service:
         assert await service.resume_all(concurrency=4) == {}
@@ -346,8 +284,7 @@ async def test_all_keys_that_are_unfinished_and_ask_nothing_go_on(job: Job) -> N
     assert found.pop("asking") == "asking"
     assert found.pop("running") == "running"
     assert set(found.values()) == {"finished"}
-    running.cancel()
-    await asyncio.wait([running])
+    await stop(running)
 
 
 async def test_keys_that_cannot_go_on_come_back_with_the_reason(job: Job, file: Path) -> None:
@@ -385,7 +322,7 @@ async def test_a_key_of_two_stores_goes_on_in_the_one_where_it_is_unfinished(job
     async def second(question: str) -> str:
         return await other.graph(question)
 
-    await ends(job, "k")
+    await job.run("k")
     other.in_turn = {2: fails}
     with pytest.raises(ValueError, match="down"):
         await engine.run(second("q"), durable_key="k")
@@ -401,7 +338,7 @@ async def test_a_key_of_two_stores_goes_on_in_the_one_where_it_is_unfinished(job
 
 
 async def test_a_graph_with_other_parameters_is_refused(job: Job, file: Path) -> None:
-    await ends(job, "k", 1, fails)
+    await job.ends("k", 1, fails)
 
     @ps.graph
     async def answered(question: str, language: str) -> str:
@@ -413,33 +350,15 @@ async def test_a_graph_with_other_parameters_is_refused(job: Job, file: Path) ->
 
 
 def test_another_process_lists_and_resumes_what_one_that_was_killed_has_left(file: Path) -> None:
-    for turn in (1, 3):
-        assert run_agent(file, f"k{turn}", DIE_IN=str(turn))[-1] == f"turn {turn}"
+    assert run_agent(file, "killed", DIE_IN="3")[-1] == "turn 3"
     run_agent(file, "asking", ASK_IN="2")
-    run_agent(file, "done")
-    environment, lives = {**os.environ, "STOP_IN": "2"}, command(file, "lives")
-    with subprocess.Popen(lives, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        try:
-            assert [other.stdout.readline() for _ in range(3)][-1] == "turn 2\n"
-            listed = subprocess.run(
-                [sys.executable, "-m", "penstock", "runs", str(file)], cwd=ROOT, capture_output=True, text=True,
-                check=True, timeout=50,
-            ).stdout  # fmt: skip
-            rows = {line.split()[0]: line for line in listed.splitlines() if line}
-            assert "stopped" in rows["k1"]
-            assert "stopped" in rows["k3"]
-            assert re.search("asking .*what comes in turn 2[?]", rows["asking"])
-            assert "finished" in rows["done"]
-            assert f"running (process {other.pid})" in rows["lives"]
-            done = subprocess.run(
-                command(file, function="resume_all"), cwd=ROOT, capture_output=True, text=True, check=True, timeout=50
-            )  # fmt: skip
-            said = done.stdout.splitlines()
-            assert sorted(said) == sorted([f"turn {turn}" for turn in (1, 2, 3, 4, 3, 4)] + ["left {}"])
-        finally:
-            other.send_signal(signal.SIGKILL)
-    assert run_agent(file, "k1")[-1] == f"result {WORDS}"
+    with started(file, "lives", STOP_IN="2") as other:
+        assert [other.stdout.readline() for _ in range(3)][-1] == "turn 2\n"
+        rows = {line.split()[0]: line for line in said_by("-m", "penstock", "runs", str(file)) if line}
+        assert "stopped" in rows["killed"]
+        assert re.search("asking .*what comes in turn 2[?]", rows["asking"])
+        assert f"running (process {other.pid})" in rows["lives"]
+        assert said_by(*program(file, function="resume_all")) == ["turn 3", "turn 4", "left {}"]
 
 
 # Keys that have their results.
@@ -448,15 +367,15 @@ def test_another_process_lists_and_resumes_what_one_that_was_killed_has_left(fil
 async def test_a_call_that_is_made_twice_runs_once_and_has_its_result_twice(job: Job) -> None:
     async with engine.deploy(job.graph) as service:
         for again in (engine.run, service.run):
-            assert await engine.run(job.graph("q"), durable_key="k", on_finished="return") == WORDS
+            assert await job.run(on_finished="return") == WORDS
             assert await again(job.graph("q"), durable_key="k", on_finished="return") == WORDS
         assert job.ran == list(range(TURNS))
         with pytest.raises(ps.KeyFinished, match="'k' has its result already; on_finished='return' returns that"):
             await service.run(job.graph("q"), durable_key="k", on_finished="raise")
-        assert await engine.run(job.graph("q"), durable_key="k") == WORDS
+        assert await job.run() == WORDS
         assert len(job.ran) == 2 * TURNS
     with pytest.raises(ps.OptionsError, match="on_finished"):
-        await engine.run(job.graph("q"), durable_key="k", on_finished="never")  # type: ignore[arg-type]
+        await job.run(on_finished="never")  # type: ignore[arg-type]
 
 
 async def test_a_stream_of_events_that_is_asked_for_twice_has_the_result_twice(job: Job) -> None:
@@ -483,13 +402,13 @@ async def test_a_stream_of_events_that_is_asked_for_twice_has_the_result_twice(j
 
 
 async def test_other_arguments_are_no_second_request(job: Job) -> None:
-    await ends(job, "k")
+    await job.run("k")
     for option in ("return", "raise"):
         with pytest.raises(ps.OtherArguments, match="a finished call with other arguments: question differs"):
-            await engine.run(job.graph("another"), durable_key="k", on_finished=option)  # type: ignore[arg-type]
-    await ends(job, "down", 1, fails)
+            await job.run("k", "another", on_finished=option)  # type: ignore[arg-type]
+    await job.ends("down", 1, fails)
     with pytest.raises(ps.OtherArguments, match="an unfinished call with other arguments: question differs"):
-        await engine.run(job.graph("another"), durable_key="down")
+        await job.run("down", "another")
 
 
 async def test_a_result_that_cannot_be_stored_is_said_where_it_is_asked_for(file: Path) -> None:
@@ -513,67 +432,31 @@ async def test_a_result_that_cannot_be_stored_is_said_where_it_is_asked_for(file
 
 
 async def test_an_answer_that_is_sent_twice_is_stale_or_has_the_result(job: Job) -> None:
-    await ends(job, "k", 3, asks)
+    await job.ends("k", 3, asks)
     job.in_turn = {3: asks}
     (asking,) = await job.durable.runs()
     answer = ps.Answer("word3", asking.token)
-    assert await engine.run(job.graph("q"), durable_key="k", answer=answer, on_finished="return") == WORDS
-    assert await engine.run(job.graph("q"), durable_key="k", answer=answer, on_finished="return") == WORDS
+    assert await job.run(answer=answer, on_finished="return") == WORDS
+    assert await job.run(answer=answer, on_finished="return") == WORDS
     with pytest.raises(ps.StaleAnswer, match="waits for no answer"):
-        await engine.run(job.graph("q"), durable_key="k", answer=answer)
-    await ends(job, "other", 3, asks)
+        await job.run(answer=answer)
+    await job.ends("other", 3, asks)
     with pytest.raises(ps.StaleAnswer, match="is for another question"):
-        await engine.run(job.graph("q"), durable_key="other", answer=answer)
+        await job.run("other", answer=answer)
     with pytest.raises(ps.UnknownStep, match="there is no such state"):
         await job.durable.fork("k", 99, "new")
 
 
-async def test_an_option_for_finished_keys_needs_a_key(job: Job) -> None:
-    @ps.graph
-    async def plain() -> int:
-        return 1
-
-    async with engine.deploy(plain) as service:
-        for make in (engine.run, service.run):
-            with pytest.raises(ps.OptionsError, match="for a graph with a durable loop"):
-                await make(plain(), on_finished="return")
-        for stream in (engine.stream, service.stream):
-            with pytest.raises(ps.OptionsError, match="for a graph with a durable loop"):
-                async with stream(plain(), events=str, on_finished="return") as events:
-                    await events.result()
-            with pytest.raises(ps.OptionsError, match="for one call, not for many"):
-                stream([plain()], on_finished="return")
-
-
-async def test_a_response_to_a_second_request_has_the_result(job: Job) -> None:
-    from tests.serving.test_asgi import Client
-
-    async def emits() -> None:
-        await ps.emit("works")
-
-    job.in_turn = {1: emits}
-    bodies = []
-    for _ in range(2):
-        stream = engine.stream(job.graph("q"), durable_key="k", events=str, on_finished="return")
-        bodies.append(await Client().asks_for(asgi.event_stream(stream)))
-    end = f"event: end\ndata: {WORDS}\n\n"
-    assert bodies == [f"event: str\ndata: works\n\n{end}", end]
-
-
 async def test_a_file_of_an_earlier_version_is_listed_and_its_keys_cannot_be_resumed(tmp_path: Path) -> None:
     folder = next(iter(sorted(Path(__file__).parent.glob("written_by_*"))))
-    file = tmp_path / "loops.db"
-    for suffix in ("", "-wal", "-shm"):
-        source = folder / f"loops.db{suffix}"
-        if source.exists():
-            (tmp_path / f"loops.db{suffix}").write_bytes(source.read_bytes())
-    durable = ps.Durable(file)
+    for source in folder.glob("loops.db*"):
+        shutil.copy(source, tmp_path)
+    durable = ps.Durable(tmp_path / "loops.db")
     runs = await durable.runs()
     assert runs
     assert all(run.graph and run.bytes > 0 and run.changed_at > 1.7e9 for run in runs)
     for run in runs:
         with pytest.raises(ps.OptionsError, match="was kept by an earlier version, without the arguments"):
             await durable._stored_call(run.key)
-    for run in runs:
         assert await durable.delete(run.key)
     assert await durable.runs() == []

@@ -22,6 +22,7 @@ import penstock as ps
 from penstock import data, engine
 from penstock.testing import wait_quiescent
 from tests.saving.agents import State, agent, next_state
+from tests.saving.exact import Keeping
 from tests.saving.stored_classes import Access, Colour, Frozen, Level, Model, Outer, Pair, Point, Versioned, Word
 
 NUMBERS = np.random.default_rng(3).standard_normal(60)
@@ -63,17 +64,11 @@ class InOrder(Trainer):
 
 
 @ps.node
-class Triples:
+class Triples(Keeping):
     """Reads a stream and gives another stream with fewer values."""
 
     def __init__(self) -> None:
         self.held: list[float] = []
-
-    def state(self) -> Any:
-        return self.held
-
-    def restore(self, state: Any) -> None:
-        self.held = state
 
     async def __call__(self, values: AsyncIterator[Any]) -> AsyncIterator[float]:
         async for value in values:
@@ -84,36 +79,24 @@ class Triples:
 
 
 @ps.node
-class Counting:
+class Counting(Keeping):
     """A class that is a source."""
 
     def __init__(self) -> None:
-        self.count = 0
-
-    def state(self) -> Any:
-        return self.count
-
-    def restore(self, state: Any) -> None:
-        self.count = state
+        self.held = 0
 
     async def __call__(self) -> AsyncIterator[float]:
-        while self.count < 300:
-            self.count += 1
-            yield self.count / 3
+        while self.held < 300:
+            self.held += 1
+            yield self.held / 3
 
 
 @ps.node
-class Everything:
+class Everything(Keeping):
     """A class whose state has each kind of value that can be stored."""
 
     def __init__(self) -> None:
         self.held: dict[Any, Any] = {"count": 0}
-
-    def state(self) -> Any:
-        return self.held
-
-    def restore(self, state: Any) -> None:
-        self.held = state
 
     async def __call__(self, record: data.Record[Any]) -> Any:
         count = self.held["count"]
@@ -135,26 +118,20 @@ def value_of_each_kind(count: int) -> Any:
     return kinds[count % 7]
 
 
-class Lines:
+class Lines(Keeping):
     """An iterator that can tell and restore its position."""
 
     def __init__(self) -> None:
-        self.next = 0
+        self.held = 0
 
     def __iter__(self) -> "Lines":
         return self
 
     def __next__(self) -> str:
-        if self.next == 500:
+        if self.held == 500:
             raise StopIteration
-        self.next += 1
-        return f"line {self.next}"
-
-    def state(self) -> Any:
-        return self.next
-
-    def restore(self, state: Any) -> None:
-        self.next = state
+        self.held += 1
+        return f"line {self.held}"
 
 
 # Functions.
@@ -399,19 +376,13 @@ def on_mesh() -> Any:
 # State outside of the graph, and a fold.
 
 
-class Reader:
+class Reader(Keeping):
     def __init__(self) -> None:
-        self.weights = np.zeros(2)
-
-    def state(self) -> Any:
-        return self.weights
-
-    def restore(self, state: Any) -> None:
-        self.weights = state
+        self.held = np.zeros(2)
 
     def learn(self, batch: Any) -> str:
-        self.weights = 0.9 * self.weights + np.array([batch.sum(), 1])
-        return float(self.weights[0]).hex()
+        self.held = 0.9 * self.held + np.array([batch.sum(), 1])
+        return float(self.held[0]).hex()
 
 
 def of_reader() -> Any:
