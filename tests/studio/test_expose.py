@@ -24,7 +24,7 @@ from penstock.studio.live import server
 from penstock.studio.live.protocol import Client
 from penstock.studio.live.watch import LiveSnapshot, Looker, NodeLook, ScopeLook, look_table
 from penstock.testing import wait_quiescent
-from tests.telemetry.test_profile import CLOCKED, Clock
+from tests.telemetry.virtual_time import CLOCKED, Clock
 
 
 @ps.node

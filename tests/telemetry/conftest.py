@@ -4,25 +4,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.actors import chains
-from tests.telemetry.virtual_time import VirtualTime
-
-CLOCKED = (
-    "actors.channel", "actors.attempts", "actors.chains", "actors.execution",
-    "actors.executions", "actors.threads", "actors.worker", "engine.call_stream", "engine.executions",
-    "engine.pipeline", "engine.statistics", "telemetry.profiling.durations", "telemetry.profiling.watching",
-    "telemetry.profiling.recording", "telemetry.profiling.monitor", "engine.wiring",
-)  # fmt: skip
+from tests.telemetry.virtual_time import Clock, VirtualTime, telling
 
 
 @pytest.fixture
-def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
+def virtual() -> Iterator[VirtualTime]:
     now = VirtualTime()
-    for module in CLOCKED:
-        monkeypatch.setattr(f"penstock.{module}.perf_counter", now)
-    monkeypatch.setattr("penstock.telemetry.profiling.watching.thread_seconds", lambda thread: 0.0)
-    # In virtual time, the use of the GIL in real time has no meaning.
-    monkeypatch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda *_: (0.0, {}))
-    chains._compiled.cache_clear()
-    yield now
-    chains._compiled.cache_clear()
+    with telling(now):
+        yield now
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    now = Clock()
+    with telling(now):
+        yield now

@@ -7,28 +7,22 @@ from typing import Any
 import pytest
 import structlog
 from opentelemetry import baggage, trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 import penstock as ps
 from penstock import engine, telemetry
-from penstock.telemetry import names
+from tests.tracing import Tracing
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
 
 
 @pytest.fixture
-def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+def spans(tracing: Tracing) -> InMemorySpanExporter:
     """The spans that are recorded while tracing is set up for one test, with the SDK's default sampler."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
-    monkeypatch.setattr("penstock.telemetry.spans._tracer", provider.get_tracer(names.INSTRUMENTATION))
-    yield exporter
-    provider.shutdown()
+    tracing.sampler.root = ALWAYS_ON
+    return tracing.exporter
 
 
 seen: list[object] = []
@@ -68,7 +62,7 @@ async def test_a_run_is_a_child_of_the_caller_in_the_other_process(spans: InMemo
     assert run.parent is not None
     assert run.context is not None
     assert node.parent is not None
-    assert (trace.format_trace_id(run.parent.trace_id), trace.format_span_id(run.parent.span_id)) == (TRACE, SPAN)
+    assert ids_of(run.parent) == (int(TRACE, 16), int(SPAN, 16))
     assert run.parent.is_remote
     assert run.context.trace_state.get("vendor") == "1"
     assert node.parent.span_id == run.context.span_id

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock import engine, telemetry, testing
+from penstock import engine, telemetry
 from penstock.telemetry import ScopeSnapshot
-from tests.kit import Gate
-from tests.telemetry.test_profile import CLOCKED, Clock
+from tests.kit import Gate, plain
+from tests.telemetry.virtual_time import VirtualTime, waits
 
 
 @ps.node(concurrency=2)
@@ -301,14 +301,7 @@ async def test_finished_items_that_wait_for_room_are_not_in_the_node() -> None:
     async def narrow(number: int) -> int:
         return await gate.wait(number)
 
-    @ps.graph
-    async def line(number: int) -> int:
-        return await narrow(half_of(number))
-
-    @ps.node
-    def half_of(number: int) -> int:
-        return number // 2
-
+    line = plain >> narrow
     async with engine.stream(line(number) for number in range(40)) as results:
         reading = asyncio.ensure_future(anext(results))
         await gate.has(1)
@@ -328,25 +321,8 @@ async def test_finished_items_that_wait_for_room_are_not_in_the_node() -> None:
     assert limits.busy_share == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_new_verdict_counts_once_two_snapshots_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    for module in (*CLOCKED, "telemetry.profiling.monitor", "engine.wiring"):
-        monkeypatch.setattr(f"penstock.{module}.perf_counter", clock)
-
-    def no_seconds(_thread: int) -> float:
-        return 0.0
-
-    monkeypatch.setattr("penstock.telemetry.profiling.watching.thread_seconds", no_seconds)
-
-    def slow(name: str) -> ps.Graph[[int], int]:
-        @ps.node(name=name, concurrency=1)
-        async def takes_a_second(number: int) -> int:
-            await asyncio.sleep(1)
-            return number
-
-        return ps.graph(takes_a_second)
-
-    graphs = {name: slow(name) for name in ("one", "other")}
+def test_a_new_verdict_counts_once_two_snapshots_agree(virtual: VirtualTime) -> None:
+    graphs = {name: ps.graph(waits(name, 1, concurrency=1)) for name in ("one", "other")}
 
     async def look() -> list[tuple[str | None, str | None]]:
         found: list[tuple[str | None, str | None]] = []
@@ -361,6 +337,6 @@ def test_a_new_verdict_counts_once_two_snapshots_agree(monkeypatch: pytest.Monke
                     found.append((snapshot.lately.verdict.node, snapshot.verdict.node))
         return found
 
-    assert testing.run_virtual(look) == [
+    assert virtual.run(look) == [
         ("one", "one"), ("other", "one"), ("other", "other"), ("one", "other"), ("one", "one"),
     ]  # fmt: skip

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, telemetry, testing
-from penstock.actors import chains
 from penstock.telemetry import Capacity, ScopeSnapshot, StepSnapshot
 from penstock.telemetry.profiling import collectors
 from penstock.telemetry.profiling.durations import Durations, OutsideSeconds
@@ -25,46 +24,10 @@ from penstock.telemetry.profiling.records import TimedReading
 from penstock.telemetry.profiling.sums import EVENT_LOOP, Evidence, GilUse, ReaderSum, Sums
 from penstock.telemetry.profiling.timeline import TimelineRecorder
 from penstock.telemetry.profiling.verdict import find_verdict
-from tests.kit import virtual
+from tests.kit import numbers, same, virtual
+from tests.telemetry.virtual_time import Clock, node_of, profile_of
 
-CLOCKED = (
-    "actors.channel", "actors.attempts", "actors.chains", "actors.execution",
-    "actors.executions", "actors.threads", "actors.worker", "engine.call_stream", "engine.pipeline",
-    "engine.statistics",
-    "telemetry.profiling.durations", "telemetry.profiling.watching", "telemetry.profiling.recording",
-)  # fmt: skip
-
-
-class Clock:
-    """The time that profiles see: the time of a virtual loop, and the times that handlers claim to take."""
-
-    def __init__(self) -> None:
-        self.taken = 0.0
-        self._lock = threading.Lock()
-
-    def __call__(self) -> float:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return self.taken
-        return self.taken + (loop.time() if isinstance(loop, testing.VirtualClockLoop) else 0.0)
-
-    def take(self, seconds: float) -> None:
-        with self._lock:
-            self.taken += seconds
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    now = Clock()
-    for module in CLOCKED:
-        monkeypatch.setattr(f"penstock.{module}.perf_counter", now)
-    monkeypatch.setattr("penstock.telemetry.profiling.watching.thread_seconds", lambda thread: 0.0)
-    # In virtual time, the use of the GIL in real time has no meaning.
-    monkeypatch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda *_: (0.0, {}))
-    chains._compiled.cache_clear()
-    yield now
-    chains._compiled.cache_clear()
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 @ps.node
@@ -94,20 +57,6 @@ async def quick(number: int) -> float:
     return half(await fetch(number))
 
 
-async def profile_of(stream: engine.Stream[Any], reader_seconds: float = 0.0) -> telemetry.Profile:
-    with telemetry.profile() as profile:
-        async with stream as results:
-            async for _ in results:
-                if reader_seconds:
-                    await asyncio.sleep(reader_seconds)
-    return profile
-
-
-def node_of(profile: telemetry.Profile, name: str) -> telemetry.NodeProfile:
-    [found] = [node for node in profile.nodes if node.node == name]
-    return found
-
-
 # --- Which node limits ---
 
 
@@ -124,29 +73,33 @@ def test_a_reader_that_holds_the_loop_limits_although_nodes_look_busy_meanwhile(
     assert profile.verdict.reason.startswith("the reader of middle limits")
 
 
+def evidence_of(*steps: StepSnapshot, **options: Any) -> Evidence:
+    """Returns what a profile of 10 s has seen of some steps."""
+    sums = Sums()
+    sums.add(ScopeSnapshot(1, 0.0), ScopeSnapshot(1, 10.0, steps))
+    return Evidence(sums, 10.0, **options)
+
+
+EMPTY = engine.ChannelStatistics(0, 16, 0, 0, 0, 0, 0, 0.0, 0.0)
+
+
 @pytest.mark.parametrize(("waited_seconds", "node"), [(0.5, None), (2.0, "busy")])
 def test_a_reader_that_never_waits_limits_whatever_nodes_show(waited_seconds: float, node: str | None) -> None:
-    sums = Sums()
-    inbox = engine.ChannelStatistics(0, 16, 0, 0, 0, 0, 0, 0.0, 0.0)
-    counters = engine.ActorStatistics("graph", "busy", 10, 0, 0, 0, 1, 1, 10.0, inbox)
-    busy = StepSnapshot(counters, "key", "loop", False, False, (Capacity("key", 1, "state"),))
-    sums.add(ScopeSnapshot(1, 0.0), ScopeSnapshot(1, 10.0, (busy,)))
-    sums.readers["graph"] = ReaderSum("graph", 10.0, waited_seconds)
-    assert find_verdict(Evidence(sums, 10.0)).node == node
+    counters = engine.ActorStatistics("graph", "busy", 10, 0, 0, 0, 1, 1, 10.0, EMPTY)
+    evidence = evidence_of(StepSnapshot(counters, "key", "loop", False, False, (Capacity("key", 1, "state"),)))
+    evidence.sums.readers["graph"] = ReaderSum("graph", 10.0, waited_seconds)
+    assert find_verdict(evidence).node == node
 
 
 def evidence_of_a_device_node(gil: GilUse, loop_delay_seconds: float = 0.0, *, gathers: bool = False) -> Evidence:
     """A node is busy for all of 10 s. Its device computes for 1.5 s; its threads take 2 s, and compute for 1 s."""
-    inbox = engine.ChannelStatistics(0, 16, 0, 0, 0, 0, 0, 0.0, 0.0)
-    counters = engine.ActorStatistics("graph", "train", 1_000, 0, 0, 0, 1, 1, 10.0, inbox)
+    counters = engine.ActorStatistics("graph", "train", 1_000, 0, 0, 0, 1, 1, 10.0, EMPTY)
     outside = OutsideSeconds(0.0, 0.0, 1.5, thread_seconds=2.0, cpu_seconds=1.0, hop_seconds=6.0, hops=2_000)
     place = (Capacity("key", 1, "state"),)
     train = StepSnapshot(counters, "key", "loop", False, gathers, place, timed=TimedReading(outside=outside))
-    others = engine.ActorStatistics("graph", "augment", 10, 0, 0, 0, 1, 1, 4.0, inbox)
+    others = engine.ActorStatistics("graph", "augment", 10, 0, 0, 0, 1, 1, 4.0, EMPTY)
     augment = StepSnapshot(others, "other", "thread", False, False, (), pool="threads")
-    sums = Sums()
-    sums.add(ScopeSnapshot(1, 0.0), ScopeSnapshot(1, 10.0, (train, augment)))
-    return Evidence(sums, 10.0, None, loop_delay_seconds=loop_delay_seconds, gil=gil)
+    return evidence_of(train, augment, loop_delay_seconds=loop_delay_seconds, gil=gil)
 
 
 def test_a_verdict_says_what_the_time_of_a_node_goes_into() -> None:
@@ -180,40 +133,21 @@ def test_no_larger_inbox_is_advised_where_worker_processes_are_busy() -> None:
     full = engine.ChannelStatistics(16, 16, 16, 0, 900, 0, 0, 8.0, 0.0)
     read = engine.ActorStatistics("graph", "read", 1_000, 0, 0, 0, 1, 1, 2.0, replace(full, put_wait_seconds=0.0))
     parse = engine.ActorStatistics("graph", "parse", 1_000, 0, 0, 0, 2, None, 19.0, full)
-    steps = (
+    blocked, places = TimedReading(blocked_seconds=8.0), (Capacity("flight", 64, "max_in_flight"),)
+    evidence = evidence_of(
+        StepSnapshot(read, "read", "loop", True, False, (Capacity("read", 1, "loop"),), ("parse",), timed=blocked),
         StepSnapshot(
-            read,
-            "read",
-            "loop",
-            True,
-            False,
-            (Capacity("read", 1, "loop"),),
-            ("parse",),
-            timed=TimedReading(blocked_seconds=8.0),
-        ),
-        StepSnapshot(
-            parse,
-            "parse",
-            "process",
-            False,
-            False,
-            (Capacity("flight", 64, "max_in_flight"), Capacity("pool", 2, "processes")),
-            pool="processes",
+            parse, "parse", "process", False, False, (*places, Capacity("pool", 2, "processes")), pool="processes"
         ),
     )
-    sums = Sums()
-    sums.add(ScopeSnapshot(1, 0.0), ScopeSnapshot(1, 10.0, steps))
-    verdict = find_verdict(Evidence(sums, 10.0))
+    verdict = find_verdict(evidence)
     assert (verdict.node, verdict.limit) == ("parse", "pool")
 
 
 def test_a_node_that_nobody_times_limits_if_items_wait_for_it_as_in_statistics() -> None:
     inbox = engine.ChannelStatistics(16, 16, 16, 0, 40, 0, 0, 30.0, 0.0)
     reads_a_stream = engine.ActorStatistics("graph", "reads", 10, 0, 0, 0, 8, 8, None, inbox)
-    sums = Sums()
-    reads = StepSnapshot(reads_a_stream, "key", "loop", False, False, ())
-    sums.add(ScopeSnapshot(1, 0.0), ScopeSnapshot(1, 10.0, (reads,)))
-    verdict = find_verdict(Evidence(sums, 10.0))
+    verdict = find_verdict(evidence_of(StepSnapshot(reads_a_stream, "key", "loop", False, False, ())))
     assert (verdict.graph, verdict.node) == ("graph", "reads")
     assert verdict.reason == "on average 3.00 items waited for room in its inbox"
     statistics = engine.StreamStatistics(0, 0, 0, 0, 0, 0, (reads_a_stream,), 10.0, 10.0)
@@ -226,21 +160,6 @@ def test_max_workers_limits_nodes_that_have_no_limit() -> None:
     verdict = testing.run_virtual(stream).verdict
     assert verdict.node == "fetch"
     assert "max_workers=" in verdict.remedy
-
-
-def test_of_a_stream_as_value_the_places_of_a_map_each_limit() -> None:
-    async def numbers() -> AsyncIterator[int]:
-        for number in range(64):
-            yield number
-
-    @ps.graph
-    async def each(items: AsyncIterator[int]) -> AsyncIterator[int]:
-        return ps.map_each(fetch, items, concurrency=2)
-
-    profile = testing.run_virtual(lambda: profile_of(engine.stream(each(numbers()))))
-    assert [(node.node, node.count) for node in profile.nodes] == [("fetch", 64)]
-    assert profile.verdict.node == "fetch"
-    assert profile.verdict.remedy.startswith("map_each(concurrency=8) at ")
 
 
 @ps.node
@@ -294,71 +213,12 @@ def test_a_stateful_node_limits() -> None:
             await asyncio.sleep(0.1)
             return number
 
-    counter = Counter()
-
-    counted = fetch >> counter
+    counted = fetch >> Counter()
     verdict = testing.run_virtual(lambda: profile_of(engine.stream(counted(number) for number in range(20)))).verdict
     assert verdict.node == "Counter"
     assert verdict.reason.startswith("its only place is busy for ")
     assert verdict.remedy.startswith("concurrency=")
     assert "; if it may have several items at a time" in verdict.remedy
-
-
-def test_of_calls_one_by_one_the_slowest_on_the_longest_path_limits() -> None:
-    @ps.node
-    async def left(number: int) -> int:
-        await asyncio.sleep(0.05)
-        return number
-
-    @ps.node
-    async def right(number: int) -> int:
-        await asyncio.sleep(0.04)
-        return number
-
-    @ps.node
-    async def both(one: int, other: int) -> int:
-        await asyncio.sleep(0.01)
-        return one + other
-
-    @ps.graph
-    async def diamond(number: int) -> int:
-        return await both(await left(number), await right(number))
-
-    async def calls() -> telemetry.Profile:
-        with telemetry.profile() as profile:
-            for number in range(3):
-                await engine.run(diamond(number))
-        return profile
-
-    verdict = testing.run_virtual(calls).verdict
-    assert verdict.node == "left"
-    assert verdict.reason == "of the longest path through the graph it takes 83%, 50.0 ms each time"
-
-
-async def test_of_places_and_threads_that_are_as_many_the_threads_limit(clock: Clock) -> None:
-    @ps.node(runs_on="thread", concurrency=2)
-    def read(number: int) -> int:
-        clock.take(0.01)
-        return number
-
-    reading = ps.graph(read)
-    async with engine.Engine(max_workers=2) as own:
-        verdict = (await profile_of(own.stream(reading(number) for number in range(30)))).verdict
-    assert verdict.reason.startswith("the 2 threads are busy")
-
-
-async def test_a_node_of_one_place_in_a_large_pool_limits_by_its_place(clock: Clock) -> None:
-    @ps.node(runs_on="thread", concurrency=1)
-    def read(number: int) -> int:
-        clock.take(0.01)
-        return number
-
-    reading = ps.graph(read)
-    verdict = (await profile_of(engine.stream(reading(number) for number in range(30)))).verdict
-    assert verdict.node == "read"
-    assert verdict.reason.startswith("its only place is busy for 100%")
-    assert verdict.remedy.startswith("concurrency=")
-    assert "; or move it to" in verdict.remedy
 
 
 @virtual
@@ -368,21 +228,14 @@ async def test_a_source_and_a_reader_that_hold_the_loop_are_told_apart(clock: Cl
             clock.take(1)
             yield quick_half(number)
 
-    @ps.graph
-    async def quick_half(number: int) -> float:
-        return half(await passing(number))
-
-    @ps.node
-    async def passing(number: int) -> int:
-        return number
-
+    quick_half = same >> half
     verdict = (await profile_of(engine.stream(source(), max_in_flight=1))).verdict
     assert verdict.reason.startswith("the source limits")
     with telemetry.profile() as profile:
         async with engine.stream(quick_half(number) for number in range(10)) as results:
             async for _ in results:
                 clock.take(1)
-    assert profile.verdict.reason.startswith("the reader of quick_half limits")
+    assert profile.verdict.reason.startswith("the reader of same_to_half limits")
 
 
 @ps.node
@@ -597,11 +450,6 @@ def test_a_profile_around_the_loop_itself() -> None:
 
 async def test_a_node_that_gives_or_reads_a_stream_has_no_busy_share() -> None:
     @ps.node
-    async def numbers(count: int) -> AsyncIterator[int]:
-        for number in range(count):
-            yield number
-
-    @ps.node
     async def total(items: AsyncIterator[int]) -> int:
         return sum([item async for item in items])
 
@@ -615,13 +463,10 @@ async def test_a_node_that_gives_or_reads_a_stream_has_no_busy_share() -> None:
 
 
 async def test_graphs_made_for_one_call_count_and_leave_nothing_behind() -> None:
-    def made() -> ps.Graph[[int], float]:
-        return fetch >> half
-
     with telemetry.profile() as profile:
         plans: list[weakref.ref[object]] = []
         for number in range(5):
-            graph = made()
+            graph = fetch >> half
             await engine.run(graph(number))
             plans.append(weakref.ref(graph._planned()))
             del graph
@@ -646,9 +491,7 @@ async def test_a_profile_that_is_kept_keeps_nothing_else_alive() -> None:
         async def __call__(self, number: int) -> int:
             return number
 
-    large = Large()
-
-    passed = ps.graph(large)
+    passed = ps.graph(Large())
     with telemetry.profile() as profile:
         async with engine.stream([passed(1), passed(2)]) as results:
             assert [each async for each in results] == [1, 2]
@@ -818,9 +661,7 @@ def test_an_actor_that_owns_its_loop_tells_how_long_its_work_waits() -> None:
                 await asyncio.sleep(0.1)
                 work.finish(work.value)
 
-    slow = ps.node(Slow)()
-
-    looping = ps.graph(slow)
+    looping = ps.graph(ps.node(Slow)())
     profile = testing.run_virtual(lambda: profile_of(engine.stream(looping(number) for number in range(10))))
     [found] = profile.nodes
     assert found.count == 10

@@ -14,27 +14,16 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
-from tests.telemetry.virtual_time import VirtualTime
-
-LINES = Path(__file__).read_text().splitlines()
-
-
-async def profile_of(stream: engine.Stream[Any], reader_seconds: float = 0.0) -> telemetry.Profile:
-    with telemetry.profile() as profile:
-        async with stream as results:
-            async for _ in results:
-                if reader_seconds:
-                    await asyncio.sleep(reader_seconds)
-    return profile
+from tests.telemetry.virtual_time import VirtualTime, profile_of, waits
 
 
 def check(verdict: telemetry.Verdict, option: str, line: str, gain: float) -> None:
-    """Assert that a verdict advises an option, at a line of this file, with a gain: how many times as fast it makes."""
+    """Assert that a verdict advises an option, at a line of a test, with a gain: how many times as fast it makes."""
     assert verdict.remedy.startswith(option), verdict.remedy
     if line:
-        found = re.search(rf"{Path(__file__).name}:(\d+)", verdict.remedy)
+        found = re.search(r"tests/telemetry/(\w+\.py):(\d+)", verdict.remedy)
         assert found is not None, verdict.remedy
-        assert line in LINES[int(found[1]) - 1]
+        assert line in Path(__file__).with_name(found[1]).read_text().splitlines()[int(found[2]) - 1]
     assert verdict.factor == pytest.approx(gain, rel=0.25)
     if verdict.node is not None:
         assert f", {verdict.factor:.1f} times as fast" in verdict.remedy
@@ -53,10 +42,7 @@ def follow(option: str, line: str = "", **options: Any) -> Callable[[Program], P
     return add
 
 
-@ps.node(concurrency=3)
-async def fetch(number: int) -> int:
-    await asyncio.sleep(0.01)
-    return number
+fetch = waits("fetch", 0.01, concurrency=3)
 
 
 @follow("concurrency=3 at parse ", "@ps.node(concurrency=places)  # parse", places=3)
@@ -67,7 +53,7 @@ def a_node_with_one_place(virtual: VirtualTime, places: int = 1) -> telemetry.Pr
         return number
 
     job = fetch >> parse
-    return virtual.run(lambda: profile_of(engine.stream(job(number) for number in range(200))))
+    return virtual.profile(job, 200)
 
 
 @follow("max_workers=6, ", threads=6)
@@ -77,14 +63,7 @@ def a_thread_pool(virtual: VirtualTime, threads: int = 2) -> telemetry.Profile:
         virtual.hold_thread(0.02)
         return number
 
-    job = fetch >> parse
-
-    async def run() -> telemetry.Profile:
-        async with engine.Engine(max_workers=threads) as own:
-            with virtual.threads_of(own):
-                return await profile_of(own.stream(job(number) for number in range(120)))
-
-    return virtual.run(run)
+    return virtual.profile_in_threads(fetch >> parse, 120, threads)
 
 
 @follow('runs_on="thread" at parse ', "@ps.node(runs_on=place)", place="thread")
@@ -99,22 +78,12 @@ def a_blocked_loop(virtual: VirtualTime, place: str = "loop") -> telemetry.Profi
         (virtual.hold if place == "loop" else virtual.hold_thread)(0.02)
         return number
 
-    job = fetch >> clean >> parse
-
-    async def run() -> telemetry.Profile:
-        async with engine.Engine() as own:
-            with virtual.threads_of(own):
-                return await profile_of(own.stream(job(number) for number in range(120)))
-
-    return virtual.run(run)
+    return virtual.profile_in_threads(fetch >> clean >> parse, 120)
 
 
 @follow("map_each(concurrency=128) at ", "concurrency=places)  # pages", places=128)
 def a_list(virtual: VirtualTime, places: int = 32) -> telemetry.Profile:
-    @ps.node
-    async def parse(number: int) -> int:
-        await asyncio.sleep(0.01)
-        return number
+    parse = waits("parse", 0.01)
 
     @ps.node
     async def listed(count: int) -> list[int]:
@@ -140,8 +109,7 @@ def a_batch_that_is_too_small(virtual: VirtualTime, size: int = 8) -> telemetry.
         await asyncio.sleep(0.02 + 0.0001 * len(numbers))
         return numbers
 
-    calls = (ps.graph(embed)(number) for number in range(640))
-    return virtual.run(lambda: profile_of(engine.stream(calls)))
+    return virtual.profile(ps.graph(embed), 640)
 
 
 @follow("concurrency=2 at parse ", "@ps.node(concurrency=places)", places=2)
@@ -157,7 +125,7 @@ def a_node_before_batches_that_take_half_as_long(virtual: VirtualTime, places: i
         return numbers
 
     job = parse >> embed
-    return virtual.run(lambda: profile_of(engine.stream(job(number) for number in range(400))))
+    return virtual.profile(job, 400)
 
 
 @follow("max_in_flight=128 at ", "async with stream as results:", size=64, in_flight=128)
@@ -174,25 +142,17 @@ def a_batch_that_needs_places_for_the_next(
         await asyncio.sleep(0.025)
         return numbers
 
-    job = parse >> embed
-    calls = (job(number) for number in range(1280))
-    return virtual.run(lambda: profile_of(engine.stream(calls, max_in_flight=in_flight)))
+    return virtual.profile(parse >> embed, 1280, max_in_flight=in_flight)
 
 
 @follow("capacity=16 at parse ", "@ps.node(capacity=capacity)", capacity=16)
 def a_small_inbox(virtual: VirtualTime, capacity: int = 1) -> telemetry.Profile:
-    @ps.node
-    async def read(number: int) -> int:
-        await asyncio.sleep(0.005)
-        return number
-
     @ps.node(capacity=capacity)
     async def parse(number: int) -> int:
         await asyncio.sleep(0.055 if number % 8 == 0 else 0.001)
         return number
 
-    job = read >> parse
-    return virtual.run(lambda: profile_of(engine.stream((job(n) for n in range(400)), max_workers=1)))
+    return virtual.profile(waits("read", 0.005) >> parse, 400, max_workers=1)
 
 
 @follow("max_in_flight=32 at ", "async with stream as results:", in_flight=32)
@@ -202,8 +162,7 @@ def a_batch_that_waits(virtual: VirtualTime, in_flight: int = 16) -> telemetry.P
         await asyncio.sleep(0.02)
         return numbers
 
-    calls = (ps.graph(embed)(number) for number in range(640))
-    return virtual.run(lambda: profile_of(engine.stream(calls, max_in_flight=in_flight)))
+    return virtual.profile(ps.graph(embed), 640, max_in_flight=in_flight)
 
 
 @follow("max_wait_seconds=0 in the batch= at embed ", "@ps.node(batch=ps.Batch(32, max", waits=0.0)
@@ -236,13 +195,8 @@ def a_slow_reader(virtual: VirtualTime, seconds: float = 0.008) -> telemetry.Pro
 
 @follow("4 calls at a time, ", count=4)
 def callers(virtual: VirtualTime, count: int = 1) -> telemetry.Profile:
-    @ps.node
-    async def ask(number: int) -> int:
-        await asyncio.sleep(0.02)
-        return number
-
-    answer = ask >> ask
-    return virtual.run(lambda: called(answer, count))
+    ask = waits("ask", 0.02)
+    return virtual.run(lambda: called(ask >> ask, count))
 
 
 async def called(graph: ps.Graph[[int], int], count: int) -> telemetry.Profile:
@@ -304,13 +258,7 @@ def test_of_a_batch_that_can_never_be_full_it_says_why(virtual: VirtualTime) -> 
         return numbers
 
     def of_step_before(places: int) -> telemetry.Verdict:
-        @ps.node(concurrency=places)
-        async def read(number: int) -> int:
-            await asyncio.sleep(0.01)
-            return number
-
-        job = read >> embed
-        return virtual.run(lambda: profile_of(engine.stream(job(number) for number in range(200)))).verdict
+        return virtual.profile(waits("read", 0.01, concurrency=places) >> embed, 200).verdict
 
     said = (
         '; the batches of "embed" hold 32, and wait for more in vain, 15.0 ms each time: "read" gives it 8 in that time'

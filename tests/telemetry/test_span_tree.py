@@ -14,20 +14,9 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, Trace
 import penstock as ps
 from penstock import engine, testing
 from penstock.telemetry import names
-from tests.kit import slow_to_leave
+from tests.kit import Gate, added, numbers, paused, slow_to_leave
 from tests.telemetry import span_targets
 from tests.tracing import Tracing, attributes_of, id_of, parent_of
-
-
-@ps.node
-async def fetch(x: int) -> int:
-    await asyncio.sleep(0)
-    return x
-
-
-@ps.node
-def plain(x: int) -> int:
-    return x + 1
 
 
 @ps.node
@@ -47,7 +36,7 @@ def remote(x: int) -> tuple[int, int, bool, object]:
 
 @ps.graph
 async def line(x: int) -> int:
-    return plain(await fetch(x))
+    return added(await paused(x))
 
 
 failing = ps.graph(fail)
@@ -66,7 +55,7 @@ async def test_a_node_says_how_long_its_item_waited_since_its_inputs_were_comple
         await opened.wait()
         return x
 
-    narrowed = fetch >> narrow
+    narrowed = paused >> narrow
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.telemetry.spans.perf_counter", lambda: clock[0])
         async with engine.deploy(narrowed) as service:
@@ -77,7 +66,7 @@ async def test_a_node_says_how_long_its_item_waited_since_its_inputs_were_comple
             await asyncio.gather(*calls)
     waits = [attributes_of(span)[names.QUEUE_WAIT] for span in tracing.named("narrow")]
     assert sorted(waits) == [0.0, 5.0]
-    assert [attributes_of(span)[names.QUEUE_WAIT] for span in tracing.named("fetch")] == [0.0, 0.0]
+    assert [attributes_of(span)[names.QUEUE_WAIT] for span in tracing.named("paused")] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("timeout_seconds", [None, 60])
@@ -107,36 +96,29 @@ async def test_a_join_waits_from_the_last_of_its_inputs_on_and_a_stream_is_there
         return x
 
     @ps.node
-    async def numbers(x: int) -> AsyncIterator[int]:
-        yield x
-
-    @ps.node
     async def total(values: AsyncIterator[int], y: int) -> int:
         return y + sum([value async for value in values])
 
     @ps.graph
     async def joined(x: int) -> int:
-        return await total(numbers(await add(await slow(x), await fetch(x))), x)
+        return await total(numbers(await add(await slow(x), await paused(x))), x)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.telemetry.spans.perf_counter", lambda: clock[0])
-        assert await engine.run(joined(1), scheduler="sequential") == 3
+        assert await engine.run(joined(1), scheduler="sequential") == 2
     assert attributes_of(tracing.one("add"))[names.QUEUE_WAIT] == 0.0
     assert attributes_of(tracing.one("total"))[names.QUEUE_WAIT] == 0.0
 
 
 async def test_a_node_that_another_one_ends_says_so(tracing: Tracing) -> None:
-    @ps.node
-    async def hang(x: int) -> int:
-        await asyncio.Event().wait()
-        return x
+    hang = Gate().node(name="hang")
 
     @ps.graph
     async def raced(x: int) -> int:
         return await add(await hang(x), await fail(x))
 
     @ps.graph
-    async def hanging(x: int) -> int:
+    async def hanging(x: int) -> Any:
         return await hang(x)
 
     with pytest.raises(LookupError):
@@ -168,38 +150,23 @@ async def test_a_node_that_another_one_ends_says_so(tracing: Tracing) -> None:
 
 
 async def test_a_call_that_gets_no_place_has_a_span_that_says_so(tracing: Tracing) -> None:
-    opened = asyncio.Event()
-
-    @ps.node
-    async def wait(x: int) -> int:
-        await opened.wait()
-        return x
-
-    @ps.graph
-    async def waiting(x: int) -> int:
-        return await wait(x)
-
-    async with engine.deploy(waiting, max_in_flight=1, max_queue=1) as service:
-        first, second = (asyncio.create_task(service(x)) for x in range(2))
+    gate = Gate()
+    async with engine.deploy(gate.graph(name="wait"), max_in_flight=1, max_queue=1) as service:
+        calls = [asyncio.create_task(service(x)) for x in range(2)]
         await testing.wait_quiescent()
         with pytest.raises(ps.Overloaded):
             await service(2)
-        assert outcomes(
-            [span for span in tracing.exporter.get_finished_spans() if span.name.startswith("penstock.run")]
-        ) == ["refused"]
-        opened.set()
-        await asyncio.gather(first, second)
-    assert sorted(outcomes(tracing.named("penstock.run waiting"))) == ["done", "done", "refused"]
-    waited = [names.ADMISSION_WAIT in attributes_of(span) for span in tracing.named("penstock.run waiting")]
+        runs = [span for span in tracing.exporter.get_finished_spans() if span.name == "penstock.run wait"]
+        assert outcomes(runs) == ["refused"]
+        gate.open()
+        await asyncio.gather(*calls)
+    assert sorted(outcomes(tracing.named("penstock.run wait"))) == ["done", "done", "refused"]
+    waited = [names.ADMISSION_WAIT in attributes_of(span) for span in tracing.named("penstock.run wait")]
     assert sorted(waited) == [False, False, True]
 
 
 async def test_a_stream_says_how_it_ended_and_which_items_it_skipped(tracing: Tracing) -> None:
-    @ps.graph
-    async def either(x: int) -> int:
-        return await fail(x)
-
-    calls = [line(0), either(1), line(2)]
+    calls = [line(0), failing(1), line(2)]
     async with engine.stream(calls, on_error="skip") as stream:
         assert [x async for x in stream] == [1, 3]
     whole = tracing.one("penstock.stream")
@@ -209,7 +176,7 @@ async def test_a_stream_says_how_it_ended_and_which_items_it_skipped(tracing: Tr
     (event,) = whole.events
     assert event.name == names.ITEM_SKIPPED
     assert dict(event.attributes or {}) == {
-        names.GRAPH: "either", names.ITEM: 1, names.ERROR_TYPE: "LookupError", names.ERROR_MESSAGE: "1",
+        names.GRAPH: "fail", names.ITEM: 1, names.ERROR_TYPE: "LookupError", names.ERROR_MESSAGE: "1",
     }  # fmt: skip
     tracing.exporter.clear()
 
@@ -232,13 +199,11 @@ async def test_a_stream_says_how_it_ended_and_which_items_it_skipped(tracing: Tr
 
 
 def test_an_item_that_unwinds_after_its_reader_knows_says_how_it_ended(tracing: Tracing) -> None:
-    @ps.graph
-    async def leaving(x: int) -> int:
-        return await slow_to_leave(x)
+    leaving = ps.graph(slow_to_leave)
 
     @ps.graph
     async def failing_meanwhile(x: int) -> list[int]:
-        return [await slow_to_leave(x), await fail(await fetch(x))]
+        return [await slow_to_leave(x), await fail(await paused(x))]
 
     async def main() -> None:
         with pytest.raises(TimeoutError):
@@ -247,82 +212,14 @@ def test_an_item_that_unwinds_after_its_reader_knows_says_how_it_ended(tracing: 
             await anext(engine.stream([failing_meanwhile(1)]))
 
     testing.run_virtual(main)
-    expired, run = tracing.one("penstock.run leaving"), tracing.one("penstock.run failing_meanwhile")
+    expired, run = tracing.one("penstock.run slow_to_leave"), tracing.one("penstock.run failing_meanwhile")
     assert outcomes([*tracing.named("slow_to_leave"), expired, run]) == ["expired", "cancelled", "expired", "failed"]
     assert expired.status.description == "the stream did not end within 5 s"
     assert run.status.description == "1"
 
 
-async def test_nodes_of_control_flow_are_inside_of_their_step(tracing: Tracing) -> None:
-    @ps.graph
-    async def body(x: int) -> int:
-        return await fetch(x)
-
-    @ps.graph
-    async def mapped(count: int) -> list[int]:
-        return await ps.map_each(body, [1, 2, 3])
-
-    assert await engine.run(mapped(3)) == [1, 2, 3]
-    (step,) = [span for span in tracing.spans() if span.name.startswith("map_each")]
-    assert parent_of(step) == id_of(tracing.one("penstock.run mapped"))
-    assert {parent_of(span) for span in tracing.named("fetch")} == {id_of(step)}
-    assert names.FUNCTION not in attributes_of(step)
-    assert sorted(attributes_of(span)[names.ITEM] for span in tracing.named("fetch")) == [0, 1, 2]
-    assert {attributes_of(span)[names.GRAPH] for span in tracing.named("fetch")} == {"mapped/body"}
-
-
-async def test_a_fallback_is_an_event_and_the_execution_has_gone_well(tracing: Tracing) -> None:
-    @ps.node(fallback=lambda error: -1)
-    async def careful(x: int) -> int:
-        raise LookupError(x)
-
-    assert await engine.run(ps.graph(careful)(4)) == -1
-    span = tracing.one("careful")
-    assert outcomes([span]) == ["done"]
-    assert [(event.name, dict(event.attributes or {})) for event in span.events] == [
-        (names.FALLBACK, {names.NODE: "careful", names.ERROR_TYPE: "LookupError", names.ERROR_MESSAGE: "4"})
-    ]
-
-
-async def test_a_failover_is_an_event_and_its_nodes_are_below(tracing: Tracing) -> None:
-    @ps.node
-    async def other(x: int) -> int:
-        return -x
-
-    @ps.node(failover=other)
-    async def careful(x: int) -> int:
-        raise LookupError(x)
-
-    assert await engine.run(ps.graph(careful)(4)) == -4
-    span = tracing.one("careful")
-    assert outcomes([span]) == ["done"]
-    assert [event.name for event in span.events] == [names.FAILOVER]
-    assert parent_of(tracing.one("other")) == id_of(span)
-
-
-async def test_a_second_attempt_is_told_on_the_span_of_its_node(tracing: Tracing) -> None:
-    attempts = 0
-
-    @ps.node(hedge=ps.Hedge(after_seconds=0.001))
-    async def hedged(x: int) -> int:
-        nonlocal attempts
-        attempts += 1
-        await asyncio.sleep(60 if attempts == 1 else 0)
-        return x
-
-    assert await engine.run(ps.graph(hedged)(4)) == 4
-    span = tracing.one("hedged")
-    assert outcomes([span]) == ["done"]
-    assert [event.name for event in span.events] == [names.HEDGE, names.HEDGE_WON]
-
-
 async def test_a_span_says_where_a_kept_result_comes_from(tracing: Tracing) -> None:
-    @ps.node(cache=ps.Cache(max_bytes=1000))
-    async def kept(x: int) -> int:
-        await asyncio.sleep(0)
-        return x
-
-    ask = ps.graph(kept)
+    ask = ps.graph(paused.with_policy(name="kept", cache=ps.Cache(max_bytes=1000)))
     async with engine.deploy(ask) as service:
         await asyncio.gather(service.run(ask(1)), service.run(ask(1)))
         await service.run(ask(1))
@@ -350,25 +247,17 @@ async def test_a_worker_process_has_the_context_of_its_node(tracing: Tracing) ->
 
 
 async def test_a_call_over_http_carries_the_span_of_its_node(tracing: Tracing) -> None:
-    @ps.node
-    async def call(x: int) -> dict[str, str]:
-        await asyncio.sleep(0)
-        headers: dict[str, str] = {}
-        propagate.inject(headers)
-        return headers
-
-    @ps.node(runs_on="thread")
     def call_in_thread(x: int) -> dict[str, str]:
         headers: dict[str, str] = {}
         propagate.inject(headers)
         return headers
 
-    @ps.graph
-    async def calling(x: int) -> tuple[dict[str, str], dict[str, str]]:
-        return await call(x), call_in_thread(x)
+    async def call(x: int) -> dict[str, str]:
+        await asyncio.sleep(0)
+        return call_in_thread(x)
 
-    for headers, name in zip(await engine.run(calling(1)), ("call", "call_in_thread"), strict=True):
-        context = tracing.one(name).context
+    for node in (ps.node(call), ps.node(runs_on="thread")(call_in_thread)):
+        headers, context = await engine.run(ps.graph(node)(1)), tracing.one(node.name).context
         assert context is not None
         assert headers == {
             "traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
@@ -453,8 +342,8 @@ async def test_each_item_begins_a_trace_that_is_linked_to_the_stream(tracing: Tr
         item = attributes_of(run)[names.ITEM]
         below = [span for span in tracing.spans() if trace_of(span) == trace_of(run) and span is not run]
         assert [(span.name, parent_of(span), attributes_of(span)[names.ITEM]) for span in below] == [
-            ("fetch", id_of(run), item),
-            ("plain", id_of(run), item),
+            ("paused", id_of(run), item),
+            ("added", id_of(run), item),
         ]
     # Spans of the source do not gather in the trace of a stream, which may never end.
     assert trace_of(stream) not in {trace_of(span) for span in tracing.named("receive")}
@@ -479,24 +368,17 @@ async def test_each_item_that_begins_a_trace_is_sampled_by_itself(tracing: Traci
         seen[x] = trace.get_current_span().get_span_context().trace_id
         return x
 
-    @ps.graph
-    async def looking(x: int) -> int:
-        return await look(x)
-
+    looking = ps.graph(look)
     tracing.sampler.root = OddItems()
     async with engine.stream((looking(x) for x in range(4)), trace_items=True) as results:
         assert [x async for x in results] == [0, 1, 2, 3]
-    assert sorted(span.name for span in tracing.spans()) == ["look"] * 2 + ["penstock.run looking"] * 2
+    assert sorted(span.name for span in tracing.spans()) == ["look"] * 2 + ["penstock.run look"] * 2
     assert [trace_of(span) for span in tracing.named("look")] == [seen[1], seen[3]]
     assert len({*seen.values()}) == 4  # so the logs of an item that is not sampled are found by an id of its own
     assert 0 not in seen.values()
 
 
 async def test_only_streams_of_calls_have_items_to_trace(tracing: Tracing) -> None:
-    @ps.node
-    async def numbers(x: int) -> AsyncIterator[int]:
-        yield x
-
     with pytest.raises(ps.OptionsError, match="'trace_items' does not apply to run"):
         await engine.run(line(1), trace_items=True)
     with pytest.raises(ps.OptionsError, match=r"'trace_items' does not apply to stream\(call\)"):
@@ -509,7 +391,7 @@ async def test_leaving_a_stream_of_generators_early_detaches_nothing(
     tracing: Tracing, caplog: pytest.LogCaptureFixture
 ) -> None:
     @ps.node
-    async def numbers(x: int) -> AsyncIterator[int]:
+    async def endless(x: int) -> AsyncIterator[int]:
         try:
             while True:
                 with tracing.provider.get_tracer("test").start_as_current_span("inner"):
@@ -520,16 +402,17 @@ async def test_leaving_a_stream_of_generators_early_detaches_nothing(
 
     @ps.graph
     async def mapped(x: int) -> AsyncIterator[int]:
-        return ps.map_each(fetch, numbers(x))
+        return ps.map_each(paused, endless(x))
 
     stream = engine.stream(mapped(1))
     async for _ in stream:
         break
     await stream.aclose()
     (step,) = [span for span in tracing.spans() if span.name.startswith("map_each")]
-    assert outcomes([tracing.one("numbers"), step, tracing.one("penstock.run mapped")]) == ["cancelled"] * 3
-    assert {parent_of(span) for span in tracing.named("inner")} == {id_of(tracing.one("numbers"))}
-    assert {parent_of(span) for span in tracing.named("fetch")} == {id_of(step)}
+    assert outcomes([tracing.one("endless"), step, tracing.one("penstock.run mapped")]) == ["cancelled"] * 3
+    assert {parent_of(span) for span in tracing.named("inner")} == {id_of(tracing.one("endless"))}
+    assert tracing.one("endless").status.is_unset
+    assert {parent_of(span) for span in tracing.named("paused")} == {id_of(step)}
     assert "detach" not in caplog.text
     assert "ended span" not in caplog.text
 

@@ -1,39 +1,20 @@
 """Each call has one span; each node execution has one if the call is sampled; and no span stays open."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-import structlog
 from opentelemetry import trace
 
 import penstock as ps
 from penstock import engine, telemetry, testing
 from penstock.telemetry import names
+from tests.kit import numbers, paused, plain
 from tests.tracing import Tracing, attributes_of, id_of, parent_of
-
-
-@ps.node
-async def fetch(x: int) -> int:
-    await asyncio.sleep(0)
-    return x
 
 
 @ps.node(runs_on="thread")
 def compute(x: int) -> int:
     trace.get_current_span().set_attribute("seen", x)
-    return x
-
-
-@ps.node
-def plain(x: int) -> int:
-    return x
-
-
-@ps.node(retry=ps.Retry(attempts=2))
-async def flaky(x: int) -> int:
-    if ps.current().attempt == 1:
-        raise ValueError(x)
     return x
 
 
@@ -44,19 +25,19 @@ async def fail(x: int) -> int:
 
 @ps.graph
 async def line(x: int) -> int:
-    return plain(compute(await fetch(x)))
+    return plain(compute(await paused(x)))
 
 
 @ps.graph
 async def failing(x: int) -> int:
-    return await fail(await fetch(x))
+    return await fail(await paused(x))
 
 
 async def test_a_profile_changes_no_span(tracing: Tracing) -> None:
     with telemetry.profile() as profile:
         assert await engine.run(line(3)) == 3
     run = tracing.one("penstock.run line")
-    assert [parent_of(tracing.one(name)) for name in ("fetch", "compute", "plain")] == [id_of(run)] * 3
+    assert [parent_of(tracing.one(name)) for name in ("paused", "compute", "plain")] == [id_of(run)] * 3
     assert [node.count for node in profile.nodes] == [1, 1, 1]
 
 
@@ -66,41 +47,14 @@ async def test_a_call_is_a_child_of_its_callers_span_and_has_one_span_per_node(t
         assert trace.get_current_span() is caller
     run = tracing.one("penstock.run line")
     assert parent_of(run) == caller.get_span_context().span_id
-    assert dict(run.attributes or {}) == {names.GRAPH: "line", names.OUTCOME: "done"}
-    for name in ("fetch", "compute", "plain"):
+    assert attributes_of(run) == {names.GRAPH: "line", names.OUTCOME: "done"}
+    for name in ("paused", "compute", "plain"):
         span = tracing.one(name)
         assert parent_of(span) == id_of(run)
-        assert span.attributes is not None
-        assert span.attributes[names.FUNCTION] == f"{__name__}.{name}"
-        assert span.attributes[names.ITEM] == 0
-    seen = tracing.one("compute").attributes
-    assert seen is not None
-    assert seen["seen"] == 3  # the context travels into the thread
+        assert attributes_of(span)[names.FUNCTION].endswith(f".{name}")
+        assert attributes_of(span)[names.ITEM] == 0
+    assert attributes_of(tracing.one("compute"))["seen"] == 3  # the context travels into the thread
     assert len(tracing.spans()) == 5
-
-
-async def test_items_of_a_stream_are_children_of_its_span(tracing: Tracing) -> None:
-    async with engine.stream(line(x) for x in range(3)) as stream:
-        assert [x async for x in stream] == [0, 1, 2]
-    whole = tracing.one("penstock.stream")
-    runs = tracing.named("penstock.run line")
-    assert sorted((span.attributes or {})[names.ITEM] for span in runs) == [0, 1, 2]  # type: ignore[type-var]
-    assert {parent_of(run) for run in runs} == {id_of(whole)}
-    assert {parent_of(span) for span in tracing.named("fetch")} == {id_of(run) for run in runs}
-    assert len(tracing.named("plain")) == 3
-
-
-async def test_every_call_of_a_deployment_is_a_child_of_its_own_caller(tracing: Tracing) -> None:
-    tracer = tracing.provider.get_tracer("test")
-
-    async def caller(x: int) -> int:
-        with tracer.start_as_current_span(f"caller {x}") as span:
-            await service(x)
-            return span.get_span_context().span_id
-
-    async with engine.deploy(line) as service:
-        callers = await asyncio.gather(*(caller(x) for x in range(3)))
-    assert sorted(parent_of(run) or 0 for run in tracing.named("penstock.run line")) == sorted(callers)
 
 
 async def test_an_error_is_on_the_span_of_its_node_and_of_its_call(tracing: Tracing) -> None:
@@ -108,11 +62,11 @@ async def test_an_error_is_on_the_span_of_its_node_and_of_its_call(tracing: Trac
         await engine.run(failing(1))
     for name in ("fail", "penstock.run failing"):
         span = tracing.one(name)
-        assert (span.attributes or {})[names.ERROR_TYPE] == "LookupError"
+        assert attributes_of(span)[names.ERROR_TYPE] == "LookupError"
         assert not span.status.is_ok
         assert [event.name for event in span.events] == ["exception"]
-    assert (tracing.one("penstock.run failing").attributes or {})[names.OUTCOME] == "failed"
-    assert tracing.one("fetch").status.is_unset
+    assert attributes_of(tracing.one("penstock.run failing"))[names.OUTCOME] == "failed"
+    assert tracing.one("paused").status.is_unset
 
 
 class Unprintable(Exception):
@@ -145,33 +99,15 @@ async def test_an_error_without_a_text_is_the_one_that_is_raised(tracing: Tracin
         assert [result async for result in results] == [0]
 
 
-async def test_another_attempt_is_an_event_of_the_span(tracing: Tracing) -> None:
-    assert await engine.run(ps.graph(flaky)(1)) == 1
-    events = tracing.one("flaky").events
-    assert [(event.name, dict(event.attributes or {})) for event in events] == [
-        (names.RETRY, {names.NODE: "flaky", names.ATTEMPT: 2, names.ERROR_TYPE: "ValueError", names.ERROR_MESSAGE: "1"})
-    ]
-
-
-async def test_an_unsampled_call_has_no_spans_of_nodes_and_its_warnings_still_find_it(tracing: Tracing) -> None:
-    tracing.sampler.is_on = False
-
-    @ps.node
-    async def warn(x: int) -> int:
-        assert not trace.get_current_span().is_recording()
-        assert trace.get_current_span().get_span_context().is_valid
-        return x
-
-    assert await engine.run(ps.graph(warn)(1)) == 1
-    assert tracing.spans() == ()
-
-
-async def test_warnings_carry_the_ids_of_the_span(tracing: Tracing) -> None:
-    with structlog.testing.capture_logs() as logs, tracing.provider.get_tracer("test").start_as_current_span("caller"):
-        async with engine.stream([failing(1)], on_error="skip") as stream:
-            assert [x async for x in stream] == []
-    trace_id = trace.format_trace_id(tracing.one("caller").context.trace_id)  # type: ignore[union-attr]
-    assert [(log["event"], log.get("trace_id")) for log in logs] == [("stream.item_skipped", trace_id)]
+async def test_another_attempt_and_a_fallback_are_events_of_the_span(tracing: Tracing) -> None:
+    careful = fail.with_policy(name="careful", retry=ps.Retry(attempts=2), fallback=lambda error: -1)
+    assert await engine.run(ps.graph(careful)(1)) == -1
+    span = tracing.one("careful")
+    assert attributes_of(span)[names.OUTCOME] == "done"
+    failed = {names.NODE: "careful", names.ERROR_TYPE: "LookupError", names.ERROR_MESSAGE: "1"}
+    assert [(event.name, dict(event.attributes or {})) for event in span.events] == [
+        (names.RETRY, {**failed, names.ATTEMPT: 2}), (names.FALLBACK, failed),
+    ]  # fmt: skip
 
 
 @ps.node
@@ -216,7 +152,7 @@ async def test_no_span_stays_open_when_a_stateful_node_fails(failing: str, traci
     with pytest.raises(ConnectionError):
         await engine.run(graph(1))
     run = tracing.one("penstock.run graph")
-    assert (run.attributes or {})[names.OUTCOME] == ("failed" if failing == "enter" else "done")
+    assert attributes_of(run)[names.OUTCOME] == ("failed" if failing == "enter" else "done")
     with pytest.raises(ConnectionError):
         async with engine.stream([graph(1)]) as stream:
             await anext(stream)
@@ -248,11 +184,8 @@ async def test_no_span_stays_open_when_callers_and_readers_leave(
     tracing: Tracing, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await read_one(engine.stream(line(x) for x in range(100))) == 0
-    assert {(span.attributes or {})[names.OUTCOME] for span in tracing.named("penstock.run line")} <= {
-        "done",
-        "cancelled",
-        "failed",
-    }
+    outcomes = {attributes_of(span)[names.OUTCOME] for span in tracing.named("penstock.run line")}
+    assert outcomes <= {"done", "cancelled", "failed"}
     async with engine.deploy(line) as service:
         for turns in range(6):
             call = asyncio.create_task(service(1))
@@ -271,33 +204,7 @@ async def test_no_span_stays_open_when_callers_and_readers_leave(
     assert "detach" not in caplog.text
 
 
-async def test_a_streamed_call_has_a_span_until_it_has_been_read(tracing: Tracing) -> None:
-    @ps.node
-    async def tokens(count: int) -> AsyncIterator[int]:
-        for number in range(count):
-            trace.get_current_span().set_attribute("seen", number)
-            yield number
-
-    @ps.graph
-    async def answer(count: int) -> AsyncIterator[int]:
-        return ps.map_each(fetch, tokens(count))
-
-    async with engine.stream(answer(3)) as values:
-        assert [value async for value in values] == [0, 1, 2]
-    run = tracing.one("penstock.run answer")
-    assert run.attributes is not None
-    assert run.attributes[names.OUTCOME] == "done"
-    assert [parent_of(span) for span in tracing.named("tokens")] == [id_of(run)]
-    assert (tracing.one("tokens").attributes or {})["seen"] == 2
-    assert len(tracing.named("fetch")) == 3
-
-
 async def test_the_values_of_a_fold_have_spans_below_it_and_those_left_out_are_told_there(tracing: Tracing) -> None:
-    @ps.node
-    async def numbers(count: int) -> AsyncIterator[int]:
-        for number in range(count):
-            yield number
-
     @ps.node
     def add(total: int, number: int) -> int:
         if number == 1:
@@ -312,27 +219,7 @@ async def test_the_values_of_a_fold_have_spans_below_it_and_those_left_out_are_t
     fold = tracing.one("fold")
     added = tracing.named("add")
     assert [parent_of(span) for span in added] == [id_of(fold)] * 4
-    assert [(span.attributes or {})[names.ITEM] for span in added] == [0, 1, 2, 3]
+    assert [attributes_of(span)[names.ITEM] for span in added] == [0, 1, 2, 3]
     assert [span.status.status_code is trace.StatusCode.ERROR for span in added] == [False, True, False, False]
     [skipped] = [event for event in fold.events if event.name == names.ITEM_SKIPPED]
-    assert (skipped.attributes or {})[names.ITEM] == 1
-
-
-async def test_leaving_a_stream_early_is_no_error_and_detaches_nothing(
-    tracing: Tracing, caplog: pytest.LogCaptureFixture
-) -> None:
-    @ps.node
-    async def endless() -> AsyncIterator[int]:
-        while True:
-            await asyncio.sleep(0)
-            yield 1
-
-    @ps.graph
-    async def answer() -> AsyncIterator[int]:
-        return endless()
-
-    async with engine.deploy(answer) as service, service.stream(answer()) as values:
-        await anext(values)
-    assert (tracing.one("penstock.run answer").attributes or {})[names.OUTCOME] == "cancelled"
-    assert tracing.one("endless").status.status_code is trace.StatusCode.UNSET
-    assert "detach" not in caplog.text
+    assert attributes_of(skipped)[names.ITEM] == 1

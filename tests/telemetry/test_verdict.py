@@ -16,31 +16,14 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
+from tests.kit import same
 from tests.telemetry.test_remedies import Look
-from tests.telemetry.virtual_time import VirtualTime
-
-
-async def profile_of(stream: engine.Stream[Any], reader_seconds: float = 0.0) -> telemetry.Profile:
-    with telemetry.profile() as profile:
-        async with stream as results:
-            async for _ in results:
-                if reader_seconds:
-                    await asyncio.sleep(reader_seconds)
-    return profile
+from tests.telemetry.virtual_time import VirtualTime, node_of, profile_of, waits
 
 
 @ps.node
 def half(number: int) -> float:
     return number / 2
-
-
-def waits(name: str, seconds: float, **policy: Any) -> Any:
-    async def wait(number: int) -> int:
-        await asyncio.sleep(seconds)
-        return number
-
-    wait.__name__ = wait.__qualname__ = name
-    return ps.node(**policy)(wait)
 
 
 # --- Planted bottlenecks ---
@@ -57,8 +40,7 @@ async def test_worker_processes_that_have_to_start(items: int) -> None:
     if items == 8:
         assert verdict.reason.endswith(", which start")
         assert verdict.factor == verdict.headroom
-        assert verdict.factor is not None
-        assert verdict.factor > 1
+        assert (verdict.factor or 0) > 1
 
 
 # From a module that takes no time to import, since the imports of a worker for a function are part of its first call.
@@ -66,13 +48,8 @@ in_a_process = ps.graph(ps.node(runs_on="process", name="negate")(operator.neg))
 
 
 def test_a_slow_node(virtual: VirtualTime) -> None:
-    fetch, decode = waits("fetch", 0.01, concurrency=4), waits("decode", 0.01, concurrency=1)
-
-    @ps.graph
-    async def pipeline(number: int) -> float:
-        return half(await decode(await fetch(number)))
-
-    verdict = virtual.run(lambda: profile_of(engine.stream(pipeline(number) for number in range(200)))).verdict
+    pipeline = waits("fetch", 0.01, concurrency=4) >> waits("decode", 0.01, concurrency=1) >> half
+    verdict = virtual.profile(pipeline, 200).verdict
     assert (verdict.node, verdict.limit) == ("decode", "places")
     assert "its only place is busy for 100% of the time, and its inbox is full for" in verdict.reason
     assert re.match(r"concurrency=4 at decode \(\S+:\d+\), 4\.0 times as fast; or", verdict.remedy)
@@ -84,11 +61,7 @@ def test_a_slow_node(virtual: VirtualTime) -> None:
 
 
 def test_it_says_which_share_was_hedged_or_taken_over(virtual: VirtualTime) -> None:
-    @ps.node
-    async def other(number: int) -> int:
-        return number
-
-    @ps.node(concurrency=1, failover=other)
+    @ps.node(concurrency=1, failover=same)
     async def fails_in_part(number: int) -> int:
         await asyncio.sleep(0.01)
         if number % 4 == 0:
@@ -98,18 +71,22 @@ def test_it_says_which_share_was_hedged_or_taken_over(virtual: VirtualTime) -> N
     hedged = waits("hedged", 0.01, hedge=ps.Hedge(after_seconds=0.005, max_share=0.5))
 
     def said(node: Any, **options: Any) -> str:
-        @ps.graph
-        async def pipeline(number: int) -> float:
-            return half(await node(number))
-
-        calls = [pipeline(number) for number in range(200)]
-        verdict = virtual.run(lambda: profile_of(engine.stream(calls, **options))).verdict
+        verdict = virtual.profile(node >> half, 200, **options).verdict
         assert verdict.node == node.name
         assert verdict.spent in str(verdict)
         return verdict.spent
 
     assert "25% of its items went on with the failover" in said(fails_in_part)
     assert "% of its items got a second attempt" in said(hedged, max_in_flight=2)
+
+
+async def profile_and_bottleneck(graph: Any) -> tuple[telemetry.Profile, engine.Bottleneck | None]:
+    with telemetry.profile() as profile:
+        async with engine.stream(graph(number) for number in range(200)) as results:
+            async for _ in results:
+                pass
+            bottleneck = results.statistics().bottleneck
+    return profile, bottleneck
 
 
 def test_a_name_that_would_drive_the_terminal_is_shown_escaped(virtual: VirtualTime) -> None:
@@ -120,69 +97,43 @@ def test_a_name_that_would_drive_the_terminal_is_shown_escaped(virtual: VirtualT
 
     pipeline.__name__ = "\x1b]0;title\x07"
     graph = ps.graph(pipeline)
-
-    async def main() -> tuple[telemetry.Profile, object]:
-        with telemetry.profile() as profile:
-            async with engine.stream(graph(number) for number in range(200)) as results:
-                async for _ in results:
-                    pass
-                return profile, results.statistics().bottleneck
-        raise AssertionError
-
-    profile, bottleneck = virtual.run(main)
+    profile, bottleneck = virtual.run(lambda: profile_and_bottleneck(graph))
     assert profile.verdict.node == evil.name
-    for said in (
-        profile.verdict,
-        profile.critical_path,
-        profile.what_if(evil.name, concurrency=2),
-        profile,
-        bottleneck,
-    ):
+    predicted = profile.what_if(evil.name, concurrency=2)
+    for said in (profile.verdict, profile.critical_path, predicted, profile, bottleneck):
         assert all(c.isprintable() or c == "\n" for c in str(said)), ascii(str(said))
     assert "\\x1b[2J decode \\x9b31m" in str(profile.verdict)
     assert "\\x1b]0;title\\x07" in str(profile.critical_path)
 
 
-@pytest.mark.parametrize("declared", ["def", "async def"])
-def test_a_node_that_blocks_the_loop(virtual: VirtualTime, declared: str) -> None:
-    fetch = waits("fetch", 0.01, concurrency=8)
+def blocks(virtual: VirtualTime, seconds: float) -> Any:
+    """Returns a node that holds the event loop for a time."""
 
+    @ps.node
     async def blocking(number: int) -> int:
-        virtual.hold(0.02)
+        virtual.hold(seconds)
         return number
 
+    return blocking
+
+
+@pytest.mark.parametrize("declared", ["def", "async def"])
+def test_a_node_that_blocks_the_loop(virtual: VirtualTime, declared: str) -> None:
     def plain(number: int) -> int:
         virtual.hold(0.02)
         return number
 
-    parse: Any = ps.node(plain if declared == "def" else blocking)
-
-    @ps.graph
-    async def pipeline(number: int) -> float:
-        return half(await parse(await fetch(number)) if declared == "async def" else parse(await fetch(number)))
-
-    verdict = virtual.run(lambda: profile_of(engine.stream(pipeline(number) for number in range(100)))).verdict
-    assert (verdict.node, verdict.limit) == (parse.name, "loop")
-    assert verdict.remedy.startswith(f'runs_on="thread" at {parse.name} (')
+    parse = ps.node(name="blocking")(plain) if declared == "def" else blocks(virtual, 0.02)
+    verdict = virtual.profile(waits("fetch", 0.01, concurrency=8) >> parse >> half, 100).verdict
+    assert (verdict.node, verdict.limit) == ("blocking", "loop")
+    assert verdict.remedy.startswith('runs_on="thread" at blocking (')
     assert ("as a plain `def`" in verdict.remedy) == (declared == "async def")
-    assert verdict.headroom is not None
-    assert verdict.headroom > 1.5
+    assert (verdict.headroom or 0) > 1.5
 
 
-@pytest.mark.parametrize("opened", ["before", "inside"])
-def test_a_node_that_blocks_the_loop_of_a_deployment_whenever_that_was_opened(
-    virtual: VirtualTime, opened: str
-) -> None:
-    fetch = waits("fetch", 0.001)
-
-    @ps.node
-    async def blocking(number: int) -> int:
-        virtual.hold(0.005)
-        return number
-
-    @ps.graph
-    async def search(number: int) -> int:
-        return await blocking(await fetch(number))
+@pytest.mark.parametrize("calls", ["of a deployment before", "of a deployment inside", "in a row"])
+def test_a_node_that_blocks_the_loop_of_calls(virtual: VirtualTime, calls: str) -> None:
+    search = waits("fetch", 0.001) >> blocks(virtual, 0.005)
 
     async def run() -> telemetry.Profile:
         async def caller() -> None:
@@ -190,10 +141,13 @@ def test_a_node_that_blocks_the_loop_of_a_deployment_whenever_that_was_opened(
                 await service(number)
 
         async with contextlib.AsyncExitStack() as stack:
-            if opened == "before":
+            if calls == "of a deployment before":
                 service = await stack.enter_async_context(engine.deploy(search))
             with telemetry.profile() as profile:
-                if opened == "inside":
+                if calls == "in a row":
+                    await asyncio.gather(*(engine.run(search(number)) for number in range(60)))
+                    return profile
+                if calls == "of a deployment inside":
                     service = await stack.enter_async_context(engine.deploy(search))
                 await asyncio.gather(*(caller() for _ in range(8)))
         return profile
@@ -202,33 +156,8 @@ def test_a_node_that_blocks_the_loop_of_a_deployment_whenever_that_was_opened(
     assert (verdict.node, verdict.limit) == ("blocking", "loop")
 
 
-def test_a_node_that_blocks_the_loop_for_many_calls_in_a_row(virtual: VirtualTime) -> None:
-    fetch = waits("fetch", 0.001)
-
-    @ps.node
-    async def blocking(number: int) -> int:
-        virtual.hold(0.005)
-        return number
-
-    @ps.graph
-    async def search(number: int) -> int:
-        return await blocking(await fetch(number))
-
-    async def run() -> telemetry.Profile:
-        with telemetry.profile() as profile:
-            await asyncio.gather(*(engine.run(search(number)) for number in range(60)))
-        return profile
-
-    verdict = virtual.run(run).verdict
-    assert (verdict.node, verdict.limit) == ("blocking", "loop")
-
-
 def test_a_node_that_waits_is_not_blamed_for_what_else_blocks_the_loop(virtual: VirtualTime) -> None:
-    fetch, decode = waits("fetch", 0.03, concurrency=1), waits("decode", 0.005, concurrency=2)
-
-    @ps.graph
-    async def pipeline(number: int) -> float:
-        return half(await decode(await fetch(number)))
+    pipeline = waits("fetch", 0.03, concurrency=1) >> waits("decode", 0.005, concurrency=2) >> half
 
     async def other() -> None:
         while True:
@@ -252,37 +181,21 @@ def test_a_slow_item_that_holds_up_the_order(virtual: VirtualTime) -> None:
         await asyncio.sleep(1.0 if number % 20 == 0 else 0.05)
         return number
 
-    @ps.graph
-    async def pipeline(number: int) -> float:
-        return half(await ask(number))
-
-    def run(**options: Any) -> telemetry.Profile:
-        calls = (pipeline(number) for number in range(200))
-        return virtual.run(lambda: profile_of(engine.stream(calls, max_in_flight=8, **options)))
-
-    ordered = run()
+    ordered, as_they_come = (
+        virtual.profile(ask >> half, 200, max_in_flight=8, ordered=is_ordered) for is_ordered in (True, False)
+    )
     verdict = ordered.verdict
     assert (verdict.node, verdict.limit) == ("ask", "order")
     assert "have ended, and wait for one before them" in verdict.reason
     assert verdict.remedy.startswith("ordered=False at ")
-    as_they_come = run(ordered=False)
     assert as_they_come.elapsed_seconds < ordered.elapsed_seconds / 2
     assert as_they_come.verdict.limit != "order"
     assert verdict.factor == pytest.approx(ordered.elapsed_seconds / as_they_come.elapsed_seconds, rel=0.25)
 
 
 def test_few_items_in_flight_of_a_graph_of_several_nodes(virtual: VirtualTime) -> None:
-    first, second, third = (waits(name, 0.01) for name in ("first", "second", "third"))
-
-    @ps.graph
-    async def pipeline(number: int) -> int:
-        found: int = await third(await second(await first(number)))
-        return found
-
-    def run(size: int) -> telemetry.Profile:
-        return virtual.run(lambda: profile_of(engine.stream((pipeline(n) for n in range(90)), max_in_flight=size)))
-
-    before, after = run(3), run(12)
+    pipeline = waits("first", 0.01) >> waits("second", 0.01) >> waits("third", 0.01)
+    before, after = (virtual.profile(pipeline, 90, max_in_flight=size) for size in (3, 12))
     verdict = before.verdict
     assert verdict.limit == "in_flight"
     assert verdict.remedy.startswith("max_in_flight=12 at ")
@@ -290,12 +203,24 @@ def test_few_items_in_flight_of_a_graph_of_several_nodes(virtual: VirtualTime) -
     assert verdict.headroom == pytest.approx(1.5, rel=0.05)
 
 
-def test_a_slow_source_although_nodes_are_busy_for_most_of_the_time(virtual: VirtualTime) -> None:
-    fetch = waits("fetch", 0.08, concurrency=1)
+@pytest.mark.parametrize(
+    ("places", "threads", "limit", "reason"),
+    [(2, 2, "pool", "the 2 threads are busy"), (1, 8, "places", "its only place is busy for 100%")],
+)
+def test_places_or_threads_of_a_node(virtual: VirtualTime, places: int, threads: int, limit: str, reason: str) -> None:
+    @ps.node(runs_on="thread", concurrency=places)
+    def read(number: int) -> int:
+        virtual.hold_thread(0.01)
+        return number
 
-    @ps.graph
-    async def pipeline(number: int) -> float:
-        return half(await fetch(number))
+    verdict = virtual.profile_in_threads(ps.graph(read), 30, threads).verdict
+    assert (verdict.node, verdict.limit) == ("read", limit)
+    assert verdict.reason.startswith(reason)
+    assert (re.match("concurrency=.*; or move it to", verdict.remedy) is not None) == (limit == "places")
+
+
+def test_a_slow_source_although_nodes_are_busy_for_most_of_the_time(virtual: VirtualTime) -> None:
+    pipeline = waits("fetch", 0.08, concurrency=1) >> half
 
     async def source() -> AsyncIterator[ps.Call[float]]:
         for number in range(50):
@@ -309,23 +234,11 @@ def test_a_slow_source_although_nodes_are_busy_for_most_of_the_time(virtual: Vir
 
 @pytest.mark.parametrize("places", [(1, 4, 2), (4, 1, 2), (4, 2, 1), (2, 2, 4)])
 def test_statistics_name_the_same_node_if_they_name_any(virtual: VirtualTime, places: tuple[int, ...]) -> None:
-    nodes = [waits(f"of_{count}_places_{index}", 0.01, concurrency=count) for index, count in enumerate(places)]
-    first, second, third = nodes
-
-    @ps.graph
-    async def pipeline(number: int) -> int:
-        found: int = await third(await second(await first(number)))
-        return found
-
-    async def run() -> tuple[telemetry.Profile, engine.Bottleneck | None]:
-        with telemetry.profile() as profile:
-            async with engine.stream(pipeline(number) for number in range(200)) as results:
-                async for _ in results:
-                    pass
-                return profile, results.statistics().bottleneck
-
-    profile, bottleneck = virtual.run(run)
-    limiting = nodes[places.index(min(places))].name
+    first, second, third = nodes = [
+        waits(f"of_{count}_places_{index}", 0.01, concurrency=count) for index, count in enumerate(places)
+    ]
+    pipeline, limiting = first >> second >> third, nodes[places.index(min(places))].name
+    profile, bottleneck = virtual.run(lambda: profile_and_bottleneck(pipeline))
     assert profile.verdict.node == limiting
     assert bottleneck is None or bottleneck.node == limiting
 
@@ -362,18 +275,9 @@ async def wait(number: int) -> int:
     return number
 
 
-def graph_of(node: Any) -> ps.Graph[[int], Any]:
-    async def alone(number: int) -> Any:
-        return await node(number) if node.is_async else node(number)
-
-    alone.__name__ = f"only_{node.name}"
-    found: ps.Graph[[int], Any] = ps.graph(alone)
-    return found
-
-
 async def profile_beside(victim: Any, *, is_spinning: bool = True) -> telemetry.Profile:
     """Profile a node beside one that spins in a thread."""
-    spinning, over = graph_of(spin), asyncio.Event()
+    spinning, over = ps.graph(spin), asyncio.Event()
 
     async def spin_on() -> None:
         calls = itertools.takewhile(lambda _: not over.is_set(), map(spinning, itertools.repeat(1)))
@@ -383,7 +287,7 @@ async def profile_beside(victim: Any, *, is_spinning: bool = True) -> telemetry.
 
     with telemetry.profile() as profile:
         beside = asyncio.create_task(spin_on()) if is_spinning else None
-        alone = graph_of(victim)
+        alone = ps.graph(victim)
         async with engine.stream(alone(number) for number in range(ITEMS)) as results:
             async for _ in results:
                 pass
@@ -391,11 +295,6 @@ async def profile_beside(victim: Any, *, is_spinning: bool = True) -> telemetry.
         if beside is not None:
             await beside
     return profile
-
-
-def node_of(profile: telemetry.Profile, name: str) -> telemetry.NodeProfile:
-    [found] = [node for node in profile.nodes if node.node == name]
-    return found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody else says what the threads of a process do")
@@ -438,6 +337,7 @@ def test_of_nodes_side_by_side_the_slowest_counts(virtual: VirtualTime) -> None:
 
     @ps.node
     async def join(one: int, other: int, third: int) -> int:
+        await asyncio.sleep(0.01)
         return one + other + third
 
     @ps.graph
@@ -451,12 +351,15 @@ def test_of_nodes_side_by_side_the_slowest_counts(virtual: VirtualTime) -> None:
                 await engine.run(diamond(number))
         return profile
 
-    path = virtual.run(calls).critical_path
+    profile = virtual.run(calls)
+    path = profile.critical_path
     assert path is not None
     assert path.graph == "diamond"
     assert path.nodes in (("left", "join"), ("right", "join"))
-    assert path.seconds == pytest.approx(0.05)
-    assert str(path) == f"{path.nodes[0]} → join: 50.0 ms of each run of diamond"
+    assert path.seconds == pytest.approx(0.06)
+    assert str(path) == f"{path.nodes[0]} → join: 60.0 ms of each run of diamond"
+    assert profile.verdict.node == path.nodes[0]
+    assert profile.verdict.reason == "of the longest path through the graph it takes 83%, 50.0 ms each time"
 
 
 # --- Deployments of streams, whose nodes are not timed ---
@@ -547,16 +450,21 @@ def test_a_deployment_limits_if_its_places_are_taken(virtual: VirtualTime, folds
 # --- Batches, and the places for their items ---
 
 
+LARGER_BATCH = r"batch=ps.Batch\(32\) at \S*embed \(\S+\), 4.0 .* or a larger concurrency="
+
+
 @pytest.mark.parametrize(
-    ("size", "batches", "places", "follow", "remedy"),
+    ("limits", "size", "batches", "places", "follow", "remedy"),
     [
-        (32, 1, 32, (64, 1, 128), r"PLACES=128\)? at \S+ together with batch=ps.Batch\(64\) at \S*embed"),
-        (32, 2, 64, (64, 2, 256), r"PLACES=256\)? at \S+ together with batch=ps.Batch\(64\) at \S*embed"),
-        (64, 1, 8, (64, 1, 32), r"PLACES=32\)? at \S+, "),
-        (8, 1, 64, (32, 1, 64), r"batch=ps.Batch\(32\) at \S*embed \(\S+\), 4.0 .* or a larger concurrency="),
+        ("stream", 32, 1, 32, (64, 1, 128), r"PLACES=128\) at \S+ together with batch=ps.Batch\(64\) at \S*embed"),
+        ("list", 32, 2, 64, (64, 2, 256), r"PLACES=256\) at \S+ together with batch=ps.Batch\(64\) at \S*embed"),
+        ("calls", 32, 1, 32, (64, 1, 128), r"PLACES=128 at \S+ together with batch=ps.Batch\(64\) at \S*embed"),
+        ("list", 64, 1, 8, (64, 1, 32), r"PLACES=32\) at \S+, "),
+        ("calls", 64, 1, 8, (64, 1, 32), r"PLACES=32 at \S+, "),
+        ("stream", 8, 1, 64, (32, 1, 64), LARGER_BATCH),
+        ("calls", 8, 1, 64, (32, 1, 64), LARGER_BATCH),
     ],
 )
-@pytest.mark.parametrize("limits", ["stream", "list", "calls"])
 def test_who_follows_the_remedy_for_a_batched_node_gains(
     virtual: VirtualTime, limits: str, size: int, batches: int, places: int, follow: tuple[int, int, int], remedy: str
 ) -> None:
@@ -605,118 +513,66 @@ def test_who_follows_the_remedy_for_a_batched_node_gains(
 
 # --- What if ---
 
-Make = Callable[[float], ps.Graph[[int], Any]]
+
+def waiting(virtual: VirtualTime, factor: float) -> telemetry.Profile:
+    fetch, decode = waits("fetch", 0.03, concurrency=4), waits("decode", 0.04 * factor, concurrency=4)
+    return virtual.profile(fetch >> decode >> half, 300)
 
 
-def compare(virtual: VirtualTime, make: Make, node: str, items: int = 300) -> tuple[float, float]:
-    """Return the headroom over a node, and how many times as fast the graph really is if the node takes no time."""
+def computing(virtual: VirtualTime, factor: float) -> telemetry.Profile:
+    rng = random.Random(7)
 
-    def measured(factor: float) -> telemetry.Profile:
-        graph = make(factor)
-        return virtual.run(lambda: profile_of(engine.stream(graph(number) for number in range(items))))
+    @ps.node
+    def decode(number: int) -> int:
+        virtual.hold(rng.uniform(0.002, 0.006) * factor)
+        return number
 
-    before, after = measured(1.0), measured(0.0)
-    assert before.verdict.node == node
-    assert before.verdict.headroom is not None
-    return before.verdict.headroom, before.elapsed_seconds / after.elapsed_seconds
+    return virtual.profile(waits("fetch", 0.006, concurrency=4) >> decode >> half, 300)
 
 
-def test_it_predicts_a_pipeline_that_waits(virtual: VirtualTime) -> None:
-    def make(factor: float) -> ps.Graph[[int], Any]:
-        fetch, decode = waits("fetch", 0.03, concurrency=4), waits("decode", 0.04 * factor, concurrency=4)
+def in_threads(virtual: VirtualTime, factor: float) -> telemetry.Profile:
+    @ps.node(runs_on="thread", concurrency=8)
+    def decode(number: int) -> int:
+        virtual.hold_thread(0.02 * factor)
+        return number
 
-        @ps.graph
-        async def pipeline(number: int) -> float:
-            return half(await decode(await fetch(number)))
+    @ps.node(runs_on="thread", concurrency=8)
+    def resize(number: int) -> int:
+        virtual.hold_thread(0.01)
+        return number
 
-        return pipeline
-
-    predicted, measured = compare(virtual, make, "decode")
-    assert predicted == pytest.approx(measured, rel=0.15)
-    assert measured == pytest.approx(4 / 3, rel=0.05)  # then fetch limits
-
-
-def test_it_predicts_a_pipeline_of_which_a_pool_of_threads_limits(virtual: VirtualTime) -> None:
-    def profile(factor: float) -> telemetry.Profile:
-        @ps.node(runs_on="thread", concurrency=8)
-        def decode(number: int) -> int:
-            virtual.hold_thread(0.02 * factor)
-            return number
-
-        @ps.node(runs_on="thread", concurrency=8)
-        def resize(number: int) -> int:
-            virtual.hold_thread(0.01)
-            return number
-
-        @ps.graph
-        async def pipeline(number: int) -> int:
-            return resize(decode(number))
-
-        async def run() -> telemetry.Profile:
-            async with engine.Engine(max_workers=2) as own:
-                with virtual.threads_of(own):
-                    return await profile_of(own.stream(pipeline(number) for number in range(100)))
-
-        return virtual.run(run)
-
-    before = profile(1.0)
-    assert (before.verdict.node, before.verdict.limit) == ("decode", "pool")
-    measured = before.elapsed_seconds / profile(0.0).elapsed_seconds
-    assert before.verdict.headroom == pytest.approx(measured, rel=0.15)
+    return virtual.profile_in_threads(decode >> resize, 100, 2)
 
 
-def test_it_predicts_a_pipeline_that_computes_on_the_loop_and_waits(virtual: VirtualTime) -> None:
-    def make(factor: float) -> ps.Graph[[int], Any]:
-        rng = random.Random(7)
+def one_by_one(virtual: VirtualTime, factor: float) -> telemetry.Profile:
+    pipeline = waits("fetch", 0.01) >> waits("decode", 0.03 * factor)
 
-        @ps.node
-        def parse(number: int) -> int:
-            virtual.hold(rng.uniform(0.002, 0.006) * factor)
-            return number
+    async def calls() -> telemetry.Profile:
+        with telemetry.profile() as profile:
+            for number in range(20):
+                await engine.run(pipeline(number))
+                await asyncio.sleep(0.01)
+        return profile
 
-        fetch = waits("fetch", 0.006, concurrency=4)
-
-        @ps.graph
-        async def pipeline(number: int) -> float:
-            return half(parse(await fetch(number)))
-
-        return pipeline
-
-    predicted, measured = compare(virtual, make, "parse")
-    assert predicted == pytest.approx(measured, rel=0.15)
+    return virtual.run(calls)
 
 
-def test_it_predicts_calls_one_after_the_other(virtual: VirtualTime) -> None:
-    def profile(seconds: float) -> telemetry.Profile:
-        first, second = waits("first", 0.01), waits("second", seconds)
-
-        @ps.graph
-        async def pipeline(number: int) -> int:
-            found: int = await second(await first(number))
-            return found
-
-        async def calls() -> telemetry.Profile:
-            with telemetry.profile() as profile:
-                for number in range(20):
-                    await engine.run(pipeline(number))
-                    await asyncio.sleep(0.01)
-            return profile
-
-        return virtual.run(calls)
-
-    before = profile(0.03)
-    assert before.verdict.headroom == pytest.approx(before.elapsed_seconds / profile(0.0).elapsed_seconds, rel=0.02)
+@pytest.mark.parametrize(
+    ("profile", "limit", "rel"),
+    [(waiting, "places", 0.15), (computing, "loop", 0.15), (in_threads, "pool", 0.15), (one_by_one, "path", 0.02)],
+)
+def test_it_predicts_how_fast_a_pipeline_is_if_a_node_takes_no_time(
+    virtual: VirtualTime, profile: Callable[[VirtualTime, float], telemetry.Profile], limit: str, rel: float
+) -> None:
+    before, after = profile(virtual, 1.0), profile(virtual, 0.0)
+    assert (before.verdict.node, before.verdict.limit) == ("decode", limit)
+    assert before.verdict.headroom == pytest.approx(before.elapsed_seconds / after.elapsed_seconds, rel=rel)
 
 
 def test_it_predicts_more_places(virtual: VirtualTime) -> None:
     def profile(places: int) -> telemetry.Profile:
-        fetch, decode = waits("fetch", 0.01, concurrency=4), waits("decode", 0.01, concurrency=places)
-
-        @ps.graph
-        async def pipeline(number: int) -> float:
-            return half(await decode(await fetch(number)))
-
-        return virtual.run(lambda: profile_of(engine.stream(pipeline(number) for number in range(200))))
+        pipeline = waits("fetch", 0.01, concurrency=4) >> waits("decode", 0.01, concurrency=places) >> half
+        return virtual.profile(pipeline, 200)
 
     predicted = profile(1).what_if("decode", concurrency=3)
     assert predicted.predicted_items_per_second == pytest.approx(200 / profile(3).elapsed_seconds, rel=0.05)
@@ -776,27 +632,21 @@ def test_what_cannot_be_predicted_says_why(virtual: VirtualTime) -> None:
     fetch = waits("fetch", 0.01)
 
     @ps.graph
-    async def one(number: int) -> float:
-        return half(await fetch(number))
-
-    @ps.graph
     async def other(number: int) -> float:
         return half(await fetch(number))
 
     async def calls() -> telemetry.Profile:
         with telemetry.profile() as profile:
-            await engine.run(one(1))
+            await engine.run(ps.graph(fetch)(1))
             await engine.run(other(1))
         return profile
 
     profile = virtual.run(calls)
-    with pytest.raises(ValueError, match="no node 'fetsch' ran while the profile was taken; these nodes did: 'fetch'"):
-        profile.what_if("fetsch", concurrency=2)
-    with pytest.raises(
-        ValueError, match="several graphs have a node 'fetch': say which, with graph= one of 'one', 'other'"
+    for name, options, told in (
+        ("fetsch", {}, "no node 'fetsch' ran while the profile was taken; these nodes did: 'fetch'"),
+        ("fetch", {}, "several graphs have a node 'fetch': say which, with graph= one of 'fetch', 'other'"),
+        ("fetch", {"graph": "other", "concurrency": 0}, "at least 1"),
+        ("fetch", {"graph": "other", "concurrency": 1}, "node 'fetch' has no concurrency= of its own"),
     ):
-        profile.what_if("fetch", concurrency=2)
-    with pytest.raises(ValueError, match="at least 1"):
-        profile.what_if("fetch", graph="one", concurrency=0)
-    with pytest.raises(ValueError, match="node 'fetch' has no concurrency= of its own"):
-        profile.what_if("fetch", graph="one", concurrency=1)
+        with pytest.raises(ValueError, match=told):
+            profile.what_if(name, **{"concurrency": 2, **options})

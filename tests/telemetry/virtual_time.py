@@ -1,4 +1,4 @@
-"""Virtual time for profiles: all clocks that they read are the clock of one loop, and blocking advances this clock."""
+"""Virtual time for profiles: all clocks that they read are one clock, and blocking advances this clock."""
 
 import asyncio
 import threading
@@ -6,9 +6,77 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from penstock import engine, testing
+import pytest
+
+import penstock as ps
+from penstock import engine, telemetry, testing
+from penstock.actors import chains
 
 T = TypeVar("T")
+CLOCKED = (
+    "actors.channel", "actors.attempts", "actors.chains", "actors.execution",
+    "actors.executions", "actors.threads", "actors.worker", "engine.call_stream", "engine.executions",
+    "engine.pipeline", "engine.statistics", "telemetry.profiling.durations", "telemetry.profiling.watching",
+    "telemetry.profiling.recording", "telemetry.profiling.monitor", "engine.wiring",
+)  # fmt: skip
+
+
+@contextmanager
+def telling(now: Callable[[], float]) -> Iterator[None]:
+    """Has all clocks of profiles tell the time of `now` for the length of a `with` block."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in CLOCKED:
+            patch.setattr(f"penstock.{module}.perf_counter", now)
+        patch.setattr("penstock.telemetry.profiling.watching.thread_seconds", lambda thread: 0.0)
+        # In virtual time, the use of the GIL in real time has no meaning.
+        patch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda *_: (0.0, {}))
+        chains._compiled.cache_clear()
+        yield
+        chains._compiled.cache_clear()
+
+
+async def profile_of(stream: engine.Stream[Any], reader_seconds: float = 0.0) -> telemetry.Profile:
+    with telemetry.profile() as profile:
+        async with stream as results:
+            async for _ in results:
+                if reader_seconds:
+                    await asyncio.sleep(reader_seconds)
+    return profile
+
+
+def node_of(profile: telemetry.Profile, name: str) -> telemetry.NodeProfile:
+    [found] = [node for node in profile.nodes if node.node == name]
+    return found
+
+
+def waits(name: str, seconds: float, **policy: Any) -> Any:
+    """Returns a node that waits for a time, and returns its argument."""
+
+    async def wait(number: int) -> int:
+        await asyncio.sleep(seconds)
+        return number
+
+    wait.__name__ = wait.__qualname__ = name
+    return ps.node(**policy)(wait)
+
+
+class Clock:
+    """The time of a virtual loop, if one runs, and the times that handlers on any loop or thread claim to take."""
+
+    def __init__(self) -> None:
+        self.taken = 0.0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> float:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return self.taken
+        return self.taken + (loop.time() if isinstance(loop, testing.VirtualClockLoop) else 0.0)
+
+    def take(self, seconds: float) -> None:
+        with self._lock:
+            self.taken += seconds
 
 
 class VirtualTime:
@@ -29,6 +97,20 @@ class VirtualTime:
 
         with asyncio.Runner(loop_factory=self._new_loop) as runner:
             return runner.run(inside())
+
+    def profile(self, graph: Any, items: int, **options: Any) -> telemetry.Profile:
+        """Profiles a stream of calls of a graph with one argument, on a new virtual loop."""
+        return self.run(lambda: profile_of(engine.stream((graph(number) for number in range(items)), **options)))
+
+    def profile_in_threads(self, graph: Any, items: int, threads: int | None = None) -> telemetry.Profile:
+        """Profiles a stream of calls whose nodes hold the threads of an Engine."""
+
+        async def run() -> telemetry.Profile:
+            async with engine.Engine(max_workers=threads) as own:
+                with self.threads_of(own):
+                    return await profile_of(own.stream(graph(number) for number in range(items)))
+
+        return self.run(run)
 
     def hold(self, seconds: float) -> None:
         """Hold the event loop for a time."""
