@@ -108,9 +108,11 @@ def stage(number: int, failing: int, concurrency: int | None, *, hangs: bool, is
     return pass_on
 
 
-async def after_a_storm(stages: int, failing: int, plain_ones: Numbers, *, concurrency: int | None) -> list[object]:
-    """Send items through a line of nodes, where some fail and some are cancelled; return all observations."""
-    nodes = [stage(number, failing, concurrency, hangs=True, is_plain=number in plain_ones) for number in range(stages)]
+def line_of(stages: int, failing: int, plain_ones: Numbers, concurrency: int | None, *, hangs: bool) -> Any:
+    """Return a graph of stages in a row."""
+    nodes = [
+        stage(number, failing, concurrency, hangs=hangs, is_plain=number in plain_ones) for number in range(stages)
+    ]
 
     @ps.graph
     async def whole(x: int) -> int:
@@ -119,6 +121,12 @@ async def after_a_storm(stages: int, failing: int, plain_ones: Numbers, *, concu
             x = await step if node.is_async else step
         return x
 
+    return whole
+
+
+async def after_a_storm(stages: int, failing: int, plain_ones: Numbers, *, concurrency: int | None) -> list[object]:
+    """Send items through a line of nodes, where some fail and some are cancelled; return all observations."""
+    whole = line_of(stages, failing, plain_ones, concurrency, hangs=True)
     async with engine.deploy(whole, max_in_flight=30) as service:
         calls = [asyncio.ensure_future(service(x)) for x in range(30)]
         await testing.wait_quiescent()
@@ -126,17 +134,9 @@ async def after_a_storm(stages: int, failing: int, plain_ones: Numbers, *, concu
             call.cancel()
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         actors = [(one.node, one.completed, one.failed, one.in_flight) for one in service.statistics().actors]
-    seen = [
-        (
-            repr(one),
-            getattr(one, "__notes__", None),
-            [entry.name for entry in traceback.extract_tb(one.__traceback__)][-2:],
-        )
-        if isinstance(one, ValueError)
-        else repr(one)
-        for one in outcomes
-    ]
-    return [[repr(one) for one in outcomes], seen, actors]
+    errors = [one for one in outcomes if isinstance(one, ValueError)]
+    tracebacks = [[entry.name for entry in traceback.extract_tb(one.__traceback__)][-2:] for one in errors]
+    return [[repr(one) for one in outcomes], [one.__notes__ for one in errors], tracebacks, actors]
 
 
 @pytest.mark.parametrize("concurrency", [None, 1, 3])
@@ -159,17 +159,7 @@ async def after_a_stream(
     stages: int, failing: int, plain_ones: Numbers, *, concurrency: int | None, size: int
 ) -> list[object]:
     """Stream items through a line of nodes and, now and then, through other graphs; return all observations."""
-    nodes = [
-        stage(number, failing, concurrency, hangs=False, is_plain=number in plain_ones) for number in range(stages)
-    ]
-
-    @ps.graph
-    async def whole(x: int) -> int:
-        for node in nodes:
-            step = node(x)
-            x = await step if node.is_async else step
-        return x
-
+    whole = line_of(stages, failing, plain_ones, concurrency, hangs=False)
     calls = ((plain if x % 97 == 0 else line if x % 31 == 0 else whole)(x) for x in range(600))
     async with engine.stream(calls, on_error="skip", max_in_flight=size) as stream:
         outcomes = [
@@ -180,8 +170,7 @@ async def after_a_stream(
     return [outcomes, actors]
 
 
-@pytest.mark.parametrize("concurrency", [None, 2])
-@pytest.mark.parametrize("size", [1, 64])
+@pytest.mark.parametrize(("size", "concurrency"), [(1, None), (64, 2)])
 @pytest.mark.parametrize(
     ("stages", "failing", "plain_ones"),
     [(1, 0, ()), (2, 0, ()), (2, 1, ()), (5, 2, ()), (19, 18, ()), (2, 1, (1,)), (5, 3, (1, 3)), (6, 5, (0, 2, 3, 5))],

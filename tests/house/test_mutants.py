@@ -100,7 +100,7 @@ MUTANTS = [Mutant(*row) for row in [
     ("the first outcome of an item is its outcome",
      "actors/frame.py", '        if self.state == "running":\n            self.expired = expired\n',
      "        if True:\n            self.expired = expired\n",
-     "tests/promises/test_promise_1_one_outcome.py"),
+     "tests/promises/test_random_worlds.py"),
     ("a node has as many attempts as it asked for",
      "actors/attempts.py", "number >= retry.attempts", "number > retry.attempts",
      "tests/promises/test_promise_4_exactly_once.py"),

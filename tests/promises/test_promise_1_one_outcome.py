@@ -10,24 +10,9 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.promises.exploring import Explorer
-from tests.promises.scenario import Boom, Item, World, check_outcomes
-from tests.promises.ways import live
+from tests.promises.scenario import Boom
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_promise_1_every_item_gets_exactly_one_terminal_outcome(explore: Explorer) -> None:
-    async def main() -> World:
-        world = World.of_running_loop()
-        items = await live(world)
-        check_outcomes(world, items)
-        check_statistics(world, items)
-        return world
-
-    kinds = ("done", "failed", "cancelled", "expired", "refused")
-    reaches = {f"an item is {kind}": lambda world, kind=kind: world.count(kind) > 0 for kind in kinds}
-    explore(main, reaches={**reaches, "a fault": lambda world: world.injected > 0})
 
 
 def test_promise_1_items_have_their_outcomes_though_their_process_is_forked_meanwhile(effort: int) -> None:
@@ -35,22 +20,6 @@ def test_promise_1_items_have_their_outcomes_though_their_process_is_forked_mean
         command = [sys.executable, "-m", "tests.promises.forks", str(seed)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
         assert (done.returncode, done.stdout) == (0, "played\n"), f"replay: {' '.join(command)}\n{done.stderr}"
-
-
-def check_statistics(world: World, items: list[Item]) -> None:
-    """Check that the engine's counts agree with the outcomes that callers received."""
-    statistics = world.statistics
-    if isinstance(statistics, engine.StreamStatistics):
-        assert (statistics.submitted, statistics.completed, statistics.failed) == (
-            len(items), world.count("done"), world.count("failed"),
-        )  # fmt: skip
-        assert (statistics.yielded, statistics.in_flight) == (len(items), 0)
-    elif isinstance(statistics, engine.ServiceStatistics):
-        admission = statistics.admission
-        # A result and the cancel of its caller may come in the same turn.
-        assert statistics.completed + statistics.failed <= admission.admitted
-        assert admission.in_flight == admission.queued == 0
-        assert admission.refused == world.count("refused")
 
 
 async def test_promise_1_the_first_failure_of_an_item_wins_and_a_later_one_is_logged() -> None:

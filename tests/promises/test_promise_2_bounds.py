@@ -5,35 +5,6 @@ import asyncio
 import penstock as ps
 from penstock import engine, testing
 from tests.kit import same, virtual
-from tests.promises.exploring import Explorer
-from tests.promises.scenario import LIMITS, World
-from tests.promises.ways import live
-
-
-def test_promise_2_limits_inboxes_windows_and_places_hold(explore: Explorer) -> None:
-    async def main() -> World:
-        world = World.of_running_loop()
-        await live(world)
-        is_shared = world.statistics is not None
-        for node, limit in LIMITS.items():
-            if node in ("tally", "ledger") and not is_shared:
-                continue  # each run has an instance of its own
-            assert world.peak[node] <= limit, f"{world.peak[node]} items were in {node!r} at a time"
-        if isinstance(world.statistics, engine.StreamStatistics):
-            assert world.inside_peak <= world.max_in_flight
-        elif isinstance(world.statistics, engine.ServiceStatistics):
-            assert world.running_peak <= world.max_in_flight
-        for actor in world.statistics.actors if is_shared else ():
-            if actor.inbox.capacity is not None:  # an inbox in a body has no capacity: `concurrency` bounds its frames
-                assert actor.inbox.high_water <= actor.inbox.capacity
-        return world
-
-    limits = {f"{limit} in {node}": lambda w, n=node, limit=limit: w.peak[n] == limit for node, limit in LIMITS.items()}
-    windows = {
-        kind.__name__: lambda w, kind=kind: isinstance(w.statistics, kind) and w.running_peak == w.max_in_flight
-        for kind in (engine.StreamStatistics, engine.ServiceStatistics)
-    }
-    explore(main, reaches={**limits, **windows})
 
 
 @virtual

@@ -233,4 +233,4 @@ def test_promise_3_the_calls_of_a_key_come_one_after_the_other(explore: Explorer
         "two attempts at a time": lambda books: books is not None and books.hedged,
         "a handler that unwinds": lambda books: books is not None and books.late,
         "a cancel": lambda books: books is None,
-    })  # fmt: skip
+    }, count=125)  # fmt: skip

@@ -7,39 +7,6 @@ import structlog
 
 import penstock as ps
 from penstock import engine, testing
-from tests.promises.exploring import Explorer
-from tests.promises.scenario import Item, World
-from tests.promises.ways import live
-
-
-def test_promise_4_a_node_runs_once_per_item_and_attempt(explore: Explorer) -> None:
-    async def main() -> World:
-        world = World.of_running_loop()
-        items = await live(world, count=10)
-        assert set(world.calls.values()) <= {1}, f"called twice: {[key for key, n in world.calls.items() if n > 1]}"
-        for item in items:
-            check_calls(world, item)
-        return world
-
-    explore(main, reaches={"a second attempt": lambda world: any(attempt == 2 for _, _, attempt in world.calls)})
-
-
-def check_calls(world: World, item: Item) -> None:
-    """Check that an item with a result was in each node once, and a second time only where the first attempt failed."""
-    kind, _ = world.outcomes[item.index][0]
-    attempts = {
-        handler: sorted(attempt for name, index, attempt in world.calls if (name, index) == (handler, item.index))
-        for handler in world.shape.handlers
-    }
-    for handler, made in attempts.items():
-        assert len(made) <= (2 if handler == "left" else 1), f"{handler}, item {item.index}: attempts {made}"
-    if world.injected:  # a fault replaces a call
-        return
-    for handler, made in attempts.items():
-        assert made == list(range(1, len(made) + 1)), f"{handler}, item {item.index}: attempts {made}"
-    if kind == "done":
-        expected = {handler: 2 if handler in item.fails else 1 for handler in world.shape.handlers}
-        assert {handler: len(made) for handler, made in attempts.items()} == expected
 
 
 async def test_promise_4_statistics_agree_with_the_books() -> None:

@@ -9,25 +9,6 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.promises.exploring import Explorer
-from tests.promises.scenario import World
-from tests.promises.ways import as_both, as_calls, as_runs
-
-
-def test_promise_5_nothing_begins_for_an_item_whose_caller_has_gone(explore: Explorer) -> None:
-    async def main() -> World:
-        world = World.of_running_loop()
-        way = world.rng.choice([as_calls, as_runs, as_both])
-        with world.faults():
-            await way(world, world.items(10))
-        assert not world.too_late
-        if world.statistics is not None:  # a deployment, whose places must all be free again
-            assert world.statistics.admission.in_flight == world.statistics.admission.queued == 0
-            assert [actor.node for actor in world.statistics.actors if actor.in_flight or actor.inbox.depth] == []
-        return world
-
-    cancelled, expired = (lambda world: world.count("cancelled") >= 4), (lambda world: world.count("expired") > 0)
-    explore(main, reaches={"four cancelled items": cancelled, "an expired item": expired})
 
 
 class Token:

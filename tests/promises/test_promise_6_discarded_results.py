@@ -239,7 +239,7 @@ def test_promise_6_what_nobody_has_begun_to_read_is_discarded_once(explore: Expl
         return lambda mine: any(fate in response.fate for response in mine.opened)
 
     reaches: dict[str, Any] = {fate: has(fate) for fate in ("read", "got", "discarded")}
-    explore(main, reaches={**reaches, "a reader who has left": lambda mine: mine.ends["left"] > 0}, count=150)
+    explore(main, reaches={**reaches, "a reader who has left": lambda mine: mine.ends["left"] > 0}, count=100)
 
 
 async def test_promise_6_of_a_hedge_and_of_two_readers_the_late_ones_response_is_discarded() -> None:

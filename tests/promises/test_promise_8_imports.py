@@ -29,7 +29,7 @@ async def main():
               or name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))]
     assert not loaded, loaded
 
-print(Explorer(sys.argv[1], int(sys.argv[2]), seed_to_replay())(main))
+print(Explorer(sys.argv[1], int(sys.argv[2]), seed_to_replay())(main, count=50))
 """
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.saving.killed import killed_training
 
 
-@pytest.mark.parametrize(("kills", "seed"), [(5, 1), pytest.param(20, 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("kills", "seed"), [(3, 1), pytest.param(20, 2, marks=pytest.mark.long)])
 @pytest.mark.timeout(300)
 def test_a_killed_training_gives_the_same_bits(tmp_path: Path, kills: int, seed: int) -> None:
     expected, _ = killed_training("numbers", tmp_path / "whole", 0, 1, 0)

@@ -50,7 +50,7 @@ def test_a_producer_that_finds_its_frame_done_when_it_wakes(effort: int, ordered
             assert sorted([x async for x in stream]) == [2 * x for x in range(30)]
             assert stream.statistics().in_flight == 0
 
-    testing.interleavings(main, count=100 * effort, timeout_seconds=60)
+    testing.interleavings(main, count=50 * effort, timeout_seconds=60)
 
 
 @ps.node(concurrency=1, capacity=1)

@@ -15,7 +15,7 @@ from penstock import engine, testing
 
 def cancels(effort: int) -> int:
     """The number of cancels of each kind of storm on each loop: 100,000 with `make test-long`."""
-    return 500 if effort == 1 else 5_000 * effort
+    return 200 if effort == 1 else 5_000 * effort
 
 
 class Storm:
@@ -154,12 +154,6 @@ async def check_calm() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_storm_of_cancelled_runs(effort: int) -> None:
-    storm.begin(1)
-    await cancel_callers(lambda x: engine.run(stormy(x)), cancels(effort))
-    await check_calm()
-
-
 async def test_a_storm_of_cancelled_calls_of_a_deployment(effort: int) -> None:
     storm.begin(2)
     async with engine.deploy(stormy, max_in_flight=16) as service:
@@ -198,4 +192,4 @@ def test_a_storm_in_every_order(effort: int) -> None:
         await cancel_callers(lambda x: engine.run(stormy(x)), 50)
         await check_calm()
 
-    testing.interleavings(main, count=10 * effort)
+    testing.interleavings(main, count=5 * effort)

@@ -4,72 +4,69 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gate, Gauge, numbers, virtual
+from tests.kit import Gate, Gauge, model, numbers, paused, virtual
+
+Limited = Callable[[int], tuple[Any, Gauge]]
 
 
-async def test_a_limit_is_exact_over_a_thousand_concurrent_runs() -> None:
-    gauge = Gauge()
+@pytest.fixture
+def limited() -> Limited:
+    """Makes a node that lets a number of items in at a time, and the gauge that counts them."""
 
-    @ps.node(concurrency=8)
-    async def limited(x: int) -> int:
-        with gauge:
-            await asyncio.sleep(0)
-        return x
+    def make(concurrency: int) -> tuple[Any, Gauge]:
+        gauge = Gauge()
 
-    one = ps.graph(limited)
-    other = limited >> limited
+        @ps.node(concurrency=concurrency)
+        async def limited(x: int) -> int:
+            with gauge:
+                await asyncio.sleep(0)
+            return x
+
+        return limited, gauge
+
+    return make
+
+
+async def test_a_limit_is_exact_over_a_thousand_concurrent_runs(limited: Limited) -> None:
+    node, gauge = limited(8)
+    one, other = ps.graph(node), node >> node
     calls = [engine.run((one if x % 2 else other)(x)) for x in range(1000)]
     assert await asyncio.gather(*calls) == list(range(1000))
     assert (gauge.peak, gauge.total) == (8, 1500)
 
 
-async def test_copies_with_another_policy_share_the_limit() -> None:
-    gauge = Gauge()
-
-    @ps.node(concurrency=2)
-    async def fetch(x: int) -> int:
-        with gauge:
-            await asyncio.sleep(0)
-        return x
-
-    patient = fetch.with_policy(name="patient", timeout_seconds=60)
-    stubborn = fetch.with_policy(name="stubborn", retry=ps.Retry(attempts=2))
+async def test_copies_with_another_policy_share_the_limit(limited: Limited) -> None:
+    node, gauge = limited(2)
+    patient = node.with_policy(name="patient", timeout_seconds=60)
+    stubborn = node.with_policy(name="stubborn", retry=ps.Retry(attempts=2))
 
     @ps.graph
     async def all_three(x: int) -> list[int]:
-        return [await fetch(x), await patient(x), await stubborn(x)]
+        return [await node(x), await patient(x), await stubborn(x)]
 
     async with engine.stream(all_three(x) for x in range(20)) as results:
         assert [r async for r in results] == [[x] * 3 for x in range(20)]
     assert (gauge.peak, gauge.total) == (2, 60)
 
 
-async def test_a_limit_covers_runs_streams_deployments_and_bodies_of_one_engine() -> None:
-    gauge = Gauge()
-
-    @ps.node(concurrency=3)
-    async def limited(x: int) -> int:
-        with gauge:
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        return x
-
-    single = ps.graph(limited)
+async def test_a_limit_covers_runs_streams_deployments_and_bodies_of_one_engine(limited: Limited) -> None:
+    node, gauge = limited(3)
+    single = ps.graph(node)
 
     @ps.graph
     async def mapped(x: int) -> list[int]:
-        return await ps.map_each(limited, [x, x, x])
+        return await ps.map_each(node, [x, x, x])
 
     async def read() -> list[int]:
-        async with engine.stream(single(x) for x in range(30)) as results:
-            return [x async for x in results]
+        return [x async for x in engine.stream(single(x) for x in range(30))]
 
     async with engine.deploy(single) as service:
         found = await asyncio.gather(
@@ -82,24 +79,20 @@ async def test_a_limit_covers_runs_streams_deployments_and_bodies_of_one_engine(
 
 
 async def test_two_engines_have_limits_of_their_own() -> None:
-    gauge = Gauge()
-    gate = asyncio.Event()
-
-    @ps.node(concurrency=2)
-    async def limited(x: int) -> int:
-        with gauge:
-            await gate.wait()
-        return x
-
-    single = ps.graph(limited)
-
+    gate = Gate()
+    single = gate.graph(concurrency=2)
     async with engine.Engine() as a, engine.Engine() as b:
         runs = [asyncio.create_task(e.run(single(x))) for e in (a, b) for x in range(5)]
         await testing.wait_quiescent()
-        assert gauge.now == 4
-        gate.set()
+        assert gate.gauge.now == 4
+        gate.open()
         await asyncio.gather(*runs)
-    assert gauge.peak == 4
+    assert gate.gauge.peak == 4
+
+
+@ps.node(runs_on="thread")
+def plain_in_thread(x: int) -> int:
+    return x
 
 
 def taken(own: engine.Engine) -> int:
@@ -113,22 +106,13 @@ def taken(own: engine.Engine) -> int:
 @pytest.mark.parametrize("verb", ["run", "stream", "stream of values", "deploy", "service.stream"])
 async def test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_sites(verb: str, level: str) -> None:
     gate = Gate()
-
-    @ps.node(runs_on="thread")
-    def first(x: int) -> int:
-        return gate.block(x)
-
-    @ps.node(runs_on="thread", concurrency=5)
-    def second(x: int) -> int:
-        return gate.block(x)
+    first, second, mapped = (
+        ps.node(runs_on="thread", concurrency=concurrency)(partial(gate.block)) for concurrency in (None, 5, None)
+    )
 
     @ps.node(runs_on="thread", batch=ps.Batch(1), concurrency=5)
     def in_batches(items: list[int]) -> list[int]:
         return [gate.block(x) for x in items]
-
-    @ps.node(runs_on="thread")
-    def mapped(x: int) -> int:
-        return gate.block(x)
 
     @ps.graph
     async def all_four(x: int) -> list[Any]:
@@ -175,10 +159,7 @@ async def test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_s
 
 async def test_what_waits_for_the_threads_of_one_run_leaves_the_node_to_others() -> None:
     gate = Gate()
-
-    @ps.node(runs_on="thread")
-    def held(x: int) -> int:
-        return gate.block(x)
+    held = ps.node(runs_on="thread")(gate.block)
 
     @ps.graph
     async def many(x: int) -> list[int]:
@@ -193,24 +174,18 @@ async def test_what_waits_for_the_threads_of_one_run_leaves_the_node_to_others()
 
 
 async def test_a_thread_that_nobody_waits_for_counts_until_it_has_returned() -> None:
-    gate, loop, started = Gate(), asyncio.get_running_loop(), asyncio.Event()
+    gate = Gate()
     begun: list[int] = []
-
-    @ps.node(runs_on="thread")
-    def stuck(x: int) -> int:
-        loop.call_soon_threadsafe(started.set)
-        return gate.block(x)
 
     @ps.node(runs_on="thread")
     def quick(x: int) -> int:
         begun.append(x)
         return x
 
-    fast = ps.graph(quick)
-
-    async with engine.Engine() as own, own.deploy(ps.graph(stuck), fast, max_workers=1) as service:
+    stuck, fast = ps.graph(ps.node(runs_on="thread")(gate.block)), ps.graph(quick)
+    async with engine.Engine() as own, own.deploy(stuck, fast, max_workers=1) as service:
         left = asyncio.create_task(service(0))
-        await started.wait()
+        await gate.has()
         left.cancel()
         calls = [asyncio.create_task(service.run(fast(x))) for x in (1, 2)]
         await testing.wait_quiescent()
@@ -221,12 +196,8 @@ async def test_a_thread_that_nobody_waits_for_counts_until_it_has_returned() -> 
 
 async def test_what_waits_for_a_thread_is_cancelled_and_leaves_none_behind() -> None:
     gate = Gate()
-
-    @ps.node(runs_on="thread", concurrency=4)
-    def held(x: int) -> int:
-        return gate.block(x)
-
-    async with engine.Engine() as own, own.deploy(ps.graph(held), max_workers=1) as service:
+    held = ps.graph(ps.node(runs_on="thread", concurrency=4)(gate.block))
+    async with engine.Engine() as own, own.deploy(held, max_workers=1) as service:
         calls = [asyncio.create_task(service(x)) for x in range(4)]
         await testing.wait_quiescent()
         for call in calls[1:3]:
@@ -310,13 +281,13 @@ async def test_what_is_ahead_of_its_thread_spends_no_time_of_its_node(monkeypatc
         await testing.wait_quiescent()
         (before,) = service.statistics().actors
         assert (before.in_flight, before.inbox.depth) == (2, 0)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.3)
         short.gate.open()
         assert await asyncio.gather(*calls) == list(range(4))
         (after,) = service.statistics().actors
         assert before.busy_seconds is not None
         assert after.busy_seconds is not None
-        assert 0.9 < after.busy_seconds - before.busy_seconds < 1.9  # seconds of two items, not of four
+        assert 0.55 < after.busy_seconds - before.busy_seconds < 1.15  # seconds of two items, not of four
 
 
 @pytest.mark.parametrize(
@@ -360,71 +331,55 @@ async def test_what_waits_for_a_thread_spends_no_time_of_its_node() -> None:
     gate = Gate()
     attempts: list[int] = []
 
-    @ps.node(runs_on="thread")
-    def held(x: int) -> int:
-        return gate.block(x)
-
-    @ps.node(runs_on="thread")
-    def plain(x: int) -> int:
-        return x
-
-    @ps.node(runs_on="thread", timeout_seconds=0.4, retry=ps.Retry(attempts=2))
+    @ps.node(runs_on="thread", timeout_seconds=0.2, retry=ps.Retry(attempts=2))
     def hurried(x: int) -> int:
         attempts.append(x)
         if len(attempts) == 1:
             raise ValueError("once")
         return x
 
-    holding = ps.graph(held)
+    held = ps.graph(ps.node(runs_on="thread", name="held")(gate.block))
 
     @ps.graph
     async def both(x: int) -> list[int]:
-        return [plain(x), hurried(x)]
+        return [plain_in_thread(x), hurried(x)]
 
-    async with engine.Engine() as own, own.deploy(holding, both, max_workers=1) as service:
-        calls = [asyncio.create_task(service.run(graph(x))) for graph, x in ((holding, 0), (both, 1))]
+    async with engine.Engine() as own, own.deploy(held, both, max_workers=1) as service:
+        calls = [asyncio.create_task(service.run(graph(x))) for graph, x in ((held, 0), (both, 1))]
         await testing.wait_quiescent()
-        await asyncio.sleep(0.5)  # longer than the timeout of the node
+        await asyncio.sleep(0.25)  # longer than the timeout of the node
         gate.open()
         assert await asyncio.gather(*calls) == [0, [1, 1]]
         busy = {actor.node: actor.busy_seconds or 0 for actor in service.statistics().actors}
     assert attempts == [1, 1]
-    assert busy["held"] > 0.4 > max(busy["plain"], busy["hurried"])
+    assert busy["held"] > 0.2 > max(busy["plain_in_thread"], busy["hurried"])
 
 
 async def test_what_waits_for_a_thread_of_the_engine_spends_no_time_of_its_node() -> None:
     gate = Gate()
-
-    @ps.node(runs_on="thread")
-    def held(x: int) -> int:
-        return gate.block(x)
-
-    @ps.node(runs_on="thread")
-    def plain(x: int) -> int:
-        return x
+    held = ps.node(runs_on="thread", name="held")(gate.block)
 
     @ps.graph
     async def both(x: int) -> list[int]:
-        return [held(x), plain(x)]
+        return [held(x), plain_in_thread(x)]
 
     async with engine.Engine(max_workers=1) as own, own.deploy(both) as service:
         call = asyncio.create_task(service(1))
         await testing.wait_quiescent()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.25)
         gate.open()
         assert await call == [1, 1]
         busy = {actor.node: actor.busy_seconds or 0 for actor in service.statistics().actors}
-    assert busy["held"] > 0.4 > busy["plain"]
+    assert busy["held"] > 0.2 > busy["plain_in_thread"]
 
 
 async def test_a_node_that_takes_too_long_keeps_its_thread_from_its_next_attempt_and_from_others() -> None:
-    gate, late = Gate(), asyncio.Event()
-    loop, begun = asyncio.get_running_loop(), list[str]()
+    gate = Gate()
+    begun: list[str] = []
 
     @ps.node(runs_on="thread", timeout_seconds=0.05, retry=ps.Retry(attempts=2), fallback=lambda error: -1)
     def stuck(x: int) -> int:
         begun.append("stuck")
-        loop.call_soon_threadsafe(late.set)
         return gate.block(x)
 
     @ps.node(runs_on="thread")
@@ -432,12 +387,10 @@ async def test_a_node_that_takes_too_long_keeps_its_thread_from_its_next_attempt
         begun.append("quick")
         return x
 
-    slow = ps.graph(stuck)
-    fast = ps.graph(quick)
-
+    slow, fast = ps.graph(stuck), ps.graph(quick)
     async with engine.Engine() as own, own.deploy(slow, fast, max_workers=1) as service:
         first = asyncio.create_task(service.run(slow(0)))
-        await late.wait()
+        await gate.has()
         second = asyncio.create_task(service.run(fast(1)))
         await asyncio.sleep(0.1)
         await testing.wait_quiescent()
@@ -476,15 +429,9 @@ async def test_a_thread_that_cannot_be_started_is_not_missing_later(kind: str, m
 
 
 async def test_an_engine_made_under_process_wide_options_has_as_many_threads() -> None:
-    go_on = threading.Event()
-
-    @ps.node(runs_on="thread")
-    def wait(x: int) -> bool:
-        return go_on.wait(20)
-
-    waiting = ps.graph(wait)
-
     async def threads_of(own: engine.Engine) -> int:
+        gate = Gate()
+        waiting = ps.graph(ps.node(runs_on="thread")(gate.block))
         calls = [asyncio.create_task(own.run(waiting(x))) for x in range(45)]
         try:
             await testing.wait_quiescent()
@@ -492,9 +439,8 @@ async def test_an_engine_made_under_process_wide_options_has_as_many_threads() -
             assert threads is not None
             return threads.threads
         finally:
-            go_on.set()
+            gate.open()
             await asyncio.gather(*calls)
-            go_on.clear()
 
     ps.set_execution_options(max_workers=40)
     try:
@@ -529,7 +475,8 @@ async def test_max_processes_bounds_the_worker_processes_of_an_engine() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 5])
-def test_an_async_node_without_a_limit_grows_to_max_workers_in_a_pipeline(width: int) -> None:
+@virtual
+async def test_an_async_node_without_a_limit_grows_to_max_workers_in_a_pipeline(width: int) -> None:
     gauge = Gauge()
 
     @ps.node
@@ -539,17 +486,14 @@ def test_an_async_node_without_a_limit_grows_to_max_workers_in_a_pipeline(width:
         return x
 
     waiting = ps.graph(wait)
-
-    async def main() -> float:
-        async with engine.stream((waiting(x) for x in range(20)), max_workers=width) as results:
-            assert [x async for x in results] == list(range(20))
-        return asyncio.get_running_loop().time()
-
-    assert testing.run_virtual(main) == 20 / width
+    async with engine.stream((waiting(x) for x in range(20)), max_workers=width) as results:
+        assert [x async for x in results] == list(range(20))
+    assert asyncio.get_running_loop().time() == 20 / width
     assert gauge.peak == width
 
 
-def test_a_node_that_never_suspends_needs_one_worker() -> None:
+@virtual
+async def test_a_node_that_never_suspends_needs_one_worker() -> None:
     tasks = set()
 
     @ps.node
@@ -558,44 +502,29 @@ def test_a_node_that_never_suspends_needs_one_worker() -> None:
         return x
 
     line = step >> step
-
-    async def main() -> None:
-        async with engine.stream(line(x) for x in range(200)) as results:
-            assert [x async for x in results] == list(range(200))
-
-    testing.run_virtual(main)
+    async with engine.stream(line(x) for x in range(200)) as results:
+        assert [x async for x in results] == list(range(200))
     assert len(tasks) <= 2
 
 
-async def test_a_stateful_node_handles_one_item_at_a_time_unless_told_otherwise() -> None:
-    gauges = {"one": Gauge(), "four": Gauge()}
+@pytest.mark.parametrize(("policy", "peak"), [({}, 1), ({"concurrency": 4}, 4)])
+async def test_a_stateful_node_handles_one_item_at_a_time_unless_told_otherwise(policy: Any, peak: int) -> None:
+    gauge = Gauge()
 
-    class Work:
-        def __init__(self, gauge: Gauge) -> None:
-            self.gauge = gauge
+    async def work(x: int) -> int:
+        with gauge:
+            await asyncio.sleep(0)
+        return x
 
-        async def __call__(self, x: int) -> int:
-            with self.gauge:
-                await asyncio.sleep(0)
-            return x
-
-    @ps.node
-    class One(Work):
-        pass
-
-    @ps.node(concurrency=4)
-    class Four(Work):
-        pass
-
-    one, four = One(gauges["one"]), Four(gauges["four"])
+    node = model(call=work, **policy)
 
     @ps.graph
     async def both(x: int) -> list[int]:
-        return [await one(x), await one(x), await four(x), await four(x)]
+        return [await node(x), await node(x)]
 
     async with engine.stream(both(x) for x in range(20)) as results:
-        assert [r async for r in results] == [[x] * 4 for x in range(20)]
-    assert {name: gauge.peak for name, gauge in gauges.items()} == {"one": 1, "four": 4}
+        assert [r async for r in results] == [[x] * 2 for x in range(20)]
+    assert gauge.peak == peak
 
 
 @ps.node(concurrency=1, capacity=1)
@@ -604,16 +533,10 @@ async def shared(x: int) -> int:
     return x + 1
 
 
-@ps.node(capacity=1)
-async def between(x: int) -> int:
-    await asyncio.sleep(0)
-    return x
-
-
 in_a_line = shared >> shared >> shared
 
 
-behind_another = shared >> between >> shared
+behind_another = shared >> ps.node(capacity=1)(paused.fn) >> shared
 
 
 @ps.graph

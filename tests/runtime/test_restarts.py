@@ -1094,7 +1094,7 @@ def test_under_any_interleaving_items_have_one_outcome_and_instances_are_left(st
         assert all(life.is_even for life in lives)
         assert service.statistics().admission.in_flight == 0
 
-    testing.interleavings(main, count=40 * effort)
+    testing.interleavings(main, count=20 * effort)
 
 
 @pytest.mark.parametrize("strategy", ["one_for_one", "rest_for_one"])
