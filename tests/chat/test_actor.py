@@ -88,7 +88,7 @@ def tokens_of(parts: list[Part]) -> list[int]:
 @pytest.mark.parametrize("slots", [2, 8])
 async def test_a_request_gets_the_same_tokens_alone_and_in_a_crowd(slots: int, effort: int) -> None:
     chance = random.Random(slots)
-    requests = [asked_at_random(chance) for _ in range(40 * effort)]
+    requests = [asked_at_random(chance) for _ in range(20 * effort)]
     answer = graph_of(writer(slots))
     async with engine.deploy(answer, max_in_flight=len(requests)) as service:
         answers = await asyncio.gather(*(parts_of(service, answer, asked) for asked in requests))
@@ -165,12 +165,12 @@ async def test_a_prompt_that_leaves_no_room_is_an_error_and_the_context_bounds_a
 
 async def test_nothing_is_compiled_after_the_start() -> None:
     chance = random.Random(5)
-    requests = [asked_at_random(chance) for _ in range(500)]
+    requests = [asked_at_random(chance) for _ in range(100)]
     programs_ready: list[tuple[int, int]] = []
     node = writer(like=weights(), on_progress=lambda *counts: programs_ready.append(counts))
     answer = graph_of(node)
     with structlog.testing.capture_logs() as logged:
-        async with engine.deploy(answer, max_in_flight=100, max_queue=500) as service:
+        async with engine.deploy(answer, max_in_flight=100) as service:
             await asyncio.gather(*(parts_of(service, answer, asked) for asked in requests))
     assert programs_ready == [(done, 4) for done in range(1, 5)]
     assert [event for event in logged if event["event"].startswith("program.")] == []

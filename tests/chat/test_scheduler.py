@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples.chat.scheduler import Scheduler
+from tests.conftest import EFFORT
 
 
 @dataclass
@@ -19,7 +20,7 @@ class Account:
 
 
 @st.composite
-def settings(draw: st.DrawFn) -> tuple[int, list[int]]:
+def sizes_of_slots(draw: st.DrawFn) -> tuple[int, list[int]]:
     return draw(st.integers(1, 6)), sorted(draw(st.sets(st.integers(1, 40), min_size=1, max_size=4)))
 
 
@@ -27,7 +28,8 @@ def free_slots(slots: int, accounts: dict[int, Account]) -> list[int]:
     return [slot for slot in range(slots) if slot not in accounts]
 
 
-@given(settings(), st.data())
+@settings(max_examples=25 * EFFORT)
+@given(sizes_of_slots(), st.data())
 def test_a_random_run_keeps_all_rules(setting: tuple[int, list[int]], data: Any) -> None:
     slots, sizes = setting
     scheduler, accounts = Scheduler(slots, sizes), dict[int, Account]()
@@ -72,7 +74,7 @@ def test_a_random_run_keeps_all_rules(setting: tuple[int, list[int]], data: Any)
         assert not unread or sizes[-1] - computed < sizes[0]
 
 
-@given(settings(), st.lists(st.tuples(st.integers(1, 100), st.integers(1, 20)), max_size=20))
+@given(sizes_of_slots(), st.lists(st.tuples(st.integers(1, 100), st.integers(1, 20)), max_size=20))
 def test_every_request_ends_and_has_its_tokens_and_no_slot_is_free_while_somebody_waits(
     setting: tuple[int, list[int]], requests: list[tuple[int, int]]
 ) -> None:

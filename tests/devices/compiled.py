@@ -1,5 +1,6 @@
-"""Helpers for tests of the compile cache: programs on one device, and compiling as a blocking call."""
+"""What tests look at inside: the compile cache, the calls of programs, and the devices that are open."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.devices.compiling import CompileCache, JittedFunction
+from penstock.devices.device_pool import DevicePool
 from penstock.devices.programs import Executable
 from penstock.devices.shardings import Placement
 
@@ -68,6 +70,28 @@ def each_call(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Executable, "call", call)
         yield
+
+
+@contextmanager
+def configured(name: str, value: object) -> Iterator[None]:
+    """Sets an option of JAX for the whole process, within a block."""
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def open_pools() -> list[DevicePool]:
+    return [pool for pool in gc.get_objects() if isinstance(pool, DevicePool) and not pool._closed]
+
+
+def open_device() -> Any:
+    """Returns the device that some Engine has opened, if it is the only one."""
+    [pool] = open_pools()
+    [device] = pool._devices.values()
+    return device
 
 
 def refuse_memory(args: object = None) -> None:

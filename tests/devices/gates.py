@@ -1,4 +1,4 @@
-"""Gates: computations on a device that wait until a test opens the gate."""
+"""Gates: computations and compilations on a device that wait until a test opens the gate."""
 
 import asyncio
 import math
@@ -9,6 +9,8 @@ import jax
 import numpy as np
 
 import penstock as ps
+
+from .kit import on_the_host
 
 
 class Gate:
@@ -23,9 +25,7 @@ class Gate:
 
     def pass_through(self, x: jax.Array) -> jax.Array:
         """Return `x` when the gate is open; to be called while a function is traced."""
-        return jax.pure_callback(
-            self._wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="broadcast_all"
-        )  # fmt: skip
+        return on_the_host(self._wait, x)
 
     def _wait(self, x: Any) -> Any:
         self.values.append(np.asarray(x).tolist())
@@ -59,15 +59,39 @@ class Gate:
             self._condition.notify_all()
 
 
+class HeldTrace:
+    """A function, `compute`, that waits while it is traced: a test then knows that its compilation is running."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.traced: list[int] = []
+        self.error = error
+        self._began, self._go_on = threading.Event(), threading.Event()
+
+    def compute(self, x: Any) -> Any:
+        self.traced.append(x.size)
+        self._began.set()
+        assert self._go_on.wait(50)
+        if self.error is not None:
+            raise self.error
+        return x * 2
+
+    async def entered(self) -> None:
+        while not self._began.is_set():
+            await asyncio.sleep(0)
+
+    def wait(self) -> None:
+        assert self._began.wait(50)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+    def hold(self) -> None:
+        """Have the next trace wait again."""
+        self._began.clear()
+        self._go_on.clear()
+
+
 def gated(gate: Gate, **options: Any) -> "ps.Graph[[Any], Any]":
     """Return a graph of one node that waits at a gate and then returns its argument."""
-
-    @ps.device_node(device="cpu", pure=False, **options)
-    def guarded(x: jax.Array) -> jax.Array:
-        return gate.pass_through(x) + 0
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return guarded(x)
-
-    return of
+    node: Any = ps.device_node(device="cpu", name="guarded", **{"pure": False, **options})
+    return ps.graph(node(lambda x: gate.pass_through(x) + 0))

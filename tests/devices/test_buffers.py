@@ -13,16 +13,7 @@ import penstock as ps
 from penstock import data, devices, engine
 
 from .gates import Gate
-
-SIZE = 16_384  # float32 values: 64 KB, the size from which alignment matters
-
-
-def at_64(value: float = 1, size: int = SIZE) -> Any:
-    """Returns a user's array that is aligned, so that XLA on CPU would use it in place."""
-    memory = np.empty(size + 16, np.float32)
-    array = memory[-memory.ctypes.data % 64 // 4 :][:size]
-    array[:] = value
-    return array
+from .kit import SIZE, at_64
 
 
 def is_at_64(array: Any) -> bool:
@@ -85,20 +76,31 @@ async def test_a_caller_of_nodes_may_write_to_the_array_when_it_has_the_result(o
 async def test_an_array_may_change_while_a_computation_that_was_handed_on_is_under_way() -> None:
     gate, x = Gate(), at_64()
 
-    @ps.device_node(device="cpu", pure=False)
-    def late(x: Any) -> Any:
-        return x[:4] + gate.pass_through(jnp.zeros(4))
-
-    @ps.device_node(device="cpu", pure=False)
-    def doubled(x: Any) -> Any:
-        return x * 2
-
-    graph = late >> doubled
+    late = ps.device_node(device="cpu", pure=False)(lambda x: x[:4] + gate.pass_through(jnp.zeros(4)))
+    graph = late >> ps.device_node(device="cpu", pure=False)(lambda x: x * 2)
     running = asyncio.ensure_future(engine.run(graph(x)))
     await gate.entered()
     x[:] = 7
     gate.open()
     assert (await running).tolist() == [2] * 4
+
+
+async def test_parameters_are_not_changed_by_writing_to_what_they_were_made_of() -> None:
+    weights = at_64()
+    total = ps.device_node(device="cpu")(lambda parameter, x: parameter.sum() * x)
+
+    @ps.resource
+    async def loaded() -> AsyncIterator[Any]:
+        yield weights
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return total(await loaded(), x)
+
+    async with engine.deploy(of) as service:
+        for _ in range(2):
+            assert float(await service(np.float32(1))) == SIZE
+            weights[:] = 2
 
 
 @ps.node
@@ -176,5 +178,6 @@ async def test_arrays_of_worker_processes_lie_there_too() -> None:
     for count in (SIZE + 1, 1_000_001):
         found = await engine.run(of(count))
         assert [is_at_64(found[name]) for name in "xz"] == [True] * 2
-        assert (found["x"].tolist(), found["y"].tolist()) == ([*range(count)], [1] * 3)
+        assert np.array_equal(found["x"], np.arange(count))
+        assert found["y"].tolist() == [1] * 3
         found["x"][0] = 5  # the result can be written to

@@ -2,8 +2,6 @@
 
 import asyncio
 import gc
-import subprocess
-import sys
 import threading
 import weakref
 from queue import SimpleQueue
@@ -18,7 +16,10 @@ import penstock as ps
 from penstock import DeviceError, EngineClosedError, OptionsError, devices, engine
 from penstock.devices.compiling import CompileCache
 from penstock.devices.programs import Executable
-from tests.devices.compiled import called, compiled, leased, program
+
+from .compiled import called, compiled, leased, program
+from .gates import HeldTrace
+from .processes import run
 
 X = np.ones(3, np.float32)
 
@@ -27,44 +28,31 @@ def compile_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "penstock-compile"]
 
 
+def size(number: int) -> Any:
+    return np.ones(number, np.float32)
+
+
 def loaded_programs(name: str) -> int:
     """Returns how many programs of this name the backend holds."""
     client: Any = jax.devices("cpu")[0].client
     return sum(loaded.hlo_modules()[0].name == name for loaded in client.live_executables())
 
 
-class Held:
-    """A function that waits while it is traced: a test then knows that a compilation is running."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.traces = 0
-        self.began, self.go_on = threading.Event(), threading.Event()
-        self.error = error
-
-    def __call__(self, x: Any) -> Any:
-        self.traces += 1
-        self.began.set()
-        assert self.go_on.wait(50)
-        if self.error is not None:
-            raise self.error
-        return x + 1
-
-
 def test_concurrent_first_callers_share_one_compilation() -> None:
-    held = Held()
-    node, done = program(held), SimpleQueue[Any]()
+    held = HeldTrace()
+    node, done = program(held.compute), SimpleQueue[Any]()
     with leased(CompileCache()) as cache:
         for _ in range(5):
             cache.compile(node, (X,), done.put)
-        assert held.began.wait(50)
+        held.wait()
         for _ in range(5):
             cache.compile(node, (X,), done.put)
-        held.go_on.set()
+        held.go_on()
         executables = [done.get(timeout=50) for _ in range(10)]
         cache.compile(node, (X,), done.put)  # the program exists by now, so `done` is called at once
         executables.append(done.get_nowait())
     assert len(set(executables)) == 1
-    assert held.traces == 1
+    assert len(held.traced) == 1
     np.testing.assert_array_equal(executables[0](X), [2, 2, 2])
     statistics = node.log.statistics()
     assert (statistics.programs, statistics.hits, statistics.misses) == (1, 0, 11)
@@ -72,28 +60,28 @@ def test_concurrent_first_callers_share_one_compilation() -> None:
 
 
 def test_what_nobody_wants_any_more_is_not_compiled() -> None:
-    held, others = Held(), [Held(), Held()]
+    held, others = HeldTrace(), [HeldTrace(), HeldTrace()]
     wanted = True
     done: list[SimpleQueue[Any]] = [SimpleQueue(), SimpleQueue()]
     with leased(CompileCache()) as cache:
         first = SimpleQueue[Any]()
-        cache.compile(program(held), (X,), first.put)
-        assert held.began.wait(50)
-        nodes = [program(other) for other in others]
+        cache.compile(program(held.compute), (X,), first.put)
+        held.wait()
+        nodes = [program(other.compute) for other in others]
         for node, queue in zip(nodes, done, strict=True):
             for _ in range(2):
                 cache.compile(node, (X,), queue.put, is_wanted=lambda: wanted)
         cache.compile(nodes[1], (X,), done[1].put)  # one interested caller is enough to compile
         wanted = False
         for one in (held, *others):
-            one.go_on.set()
+            one.go_on()
         dropped = [done[0].get(timeout=50) for _ in range(2)]
         kept = [done[1].get(timeout=50) for _ in range(3)]
         assert isinstance(first.get(timeout=50), Executable)
         assert compiled(cache, nodes[0], X) is not None  # the next interested caller gets it
     assert [type(error) for error in dropped] == [DeviceError] * 2
     assert all(isinstance(one, Executable) for one in kept)
-    assert [other.traces for other in others] == [1, 1]
+    assert [len(other.traced) for other in others] == [1, 1]
 
 
 class Custom(Exception):
@@ -103,12 +91,12 @@ class Custom(Exception):
 
 
 def test_a_failure_reaches_each_caller_as_its_own_exception_and_is_tried_again() -> None:
-    held = Held(Custom(7, why="broken"))
-    node, done = program(held), SimpleQueue[Any]()
+    held = HeldTrace(Custom(7, why="broken"))
+    node, done = program(held.compute), SimpleQueue[Any]()
     with leased(CompileCache()) as cache:
         for _ in range(3):
             cache.compile(node, (X,), done.put)
-        held.go_on.set()
+        held.go_on()
         errors = [done.get(timeout=50) for _ in range(3)]
         assert len({id(error) for error in errors}) == 3
         for error in errors:
@@ -120,7 +108,7 @@ def test_a_failure_reaches_each_caller_as_its_own_exception_and_is_tried_again()
         assert "of the first" not in errors[1].__notes__
         held.error = None
         np.testing.assert_array_equal(called(cache, node, X), [2, 2, 2])
-    assert held.traces == 2
+    assert len(held.traced) == 2
     assert node.log.statistics().programs == 1
 
 
@@ -129,21 +117,21 @@ def test_the_least_recently_used_program_goes_without_a_trace() -> None:
     with leased(CompileCache(capacity=3)) as cache:
         first = weakref.ref(compiled(cache, other, X))
         assert loaded_programs("jit_other") == 1
-        for size in (1, 2):
-            compiled(cache, node, np.ones(size, np.float32))
-        assert cache.find(node, (np.ones(1, np.float32),))
+        for number in (1, 2):
+            compiled(cache, node, size(number))
+        assert cache.find(node, (size(1),))
         assert cache.find(other, (X,)) is first()
-        compiled(cache, node, np.ones(3, np.float32))  # evicts the program for size 2, the least recently used
-        assert cache.find(node, (np.ones(2, np.float32),)) is None
+        compiled(cache, node, size(3))  # evicts the program for size 2, the least recently used
+        assert cache.find(node, (size(2),)) is None
         assert node.log.statistics().evictions == 1
-        for size in (4, 5, 6):
-            compiled(cache, node, np.ones(size, np.float32))
+        for number in (4, 5, 6):
+            compiled(cache, node, size(number))
         gc.collect()
         assert first() is None
         assert loaded_programs("jit_other") == 0
         assert len(cache) == 3
-    assert (other.log.statistics().evictions, other.log.statistics().programs) == (1, 0)
-    assert other.log.statistics().hits == 1
+    found = other.log.statistics()
+    assert (found.evictions, found.programs, found.hits) == (1, 0, 1)
     assert (node.log.statistics().evictions, node.log.statistics().programs) == (3, 3)
 
 
@@ -167,15 +155,15 @@ def test_an_evicted_program_leaves_neither_function_nor_constants() -> None:
 
 
 def test_the_arguments_of_a_call_are_not_kept() -> None:
-    held, done = Held(), SimpleQueue[Any]()
+    held, done = HeldTrace(), SimpleQueue[Any]()
     with leased(CompileCache()) as cache:
         x = jnp.ones(3)
         kept = weakref.ref(x)
-        cache.compile(program(held), (x,), done.put)
-        assert held.began.wait(50)
+        cache.compile(program(held.compute), (x,), done.put)
+        held.wait()
         del x
         assert kept() is None
-        held.go_on.set()
+        held.go_on()
         done.get(timeout=50)
 
 
@@ -198,12 +186,11 @@ def test_the_thread_is_there_from_the_first_job_to_the_last_lease_and_again() ->
 
 
 async def test_the_last_lease_waits_off_the_loop_and_fails_who_waits() -> None:
-    cache, held, done, late = CompileCache(), Held(), SimpleQueue[Any](), SimpleQueue[Any]()
+    cache, held, done, late = CompileCache(), HeldTrace(), SimpleQueue[Any](), SimpleQueue[Any]()
     cache.thread.acquire()
-    cache.compile(program(held), (X,), done.put)
+    cache.compile(program(held.compute), (X,), done.put)
     cache.compile(program(lambda x: x), (X,), late.put)
-    while not held.began.is_set():
-        await asyncio.sleep(0)
+    await held.entered()
     closing = asyncio.ensure_future(cache.thread.release())
     await asyncio.sleep(0)
     assert isinstance(late.get_nowait(), EngineClosedError)
@@ -215,7 +202,7 @@ async def test_the_last_lease_waits_off_the_loop_and_fails_who_waits() -> None:
     compiled_meanwhile = SimpleQueue[Any]()
     # The thread starts again, while the compilation before still runs.
     cache.compile(program(lambda x: x), (X,), compiled_meanwhile.put)
-    held.go_on.set()
+    held.go_on()
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert callable(done.get_nowait())
@@ -227,8 +214,7 @@ async def test_the_last_lease_waits_off_the_loop_and_fails_who_waits() -> None:
 EXITING = """
 import sys, threading
 import jax
-from penstock.devices.compiling import CompileCache
-from penstock.devices.compiling import JittedFunction
+from penstock.devices.compiling import CompileCache, JittedFunction
 from penstock.devices.shardings import Placement
 
 def chain(x):
@@ -253,9 +239,7 @@ began.wait()
     [("", 0), *(pytest.param(*case, marks=pytest.mark.long) for case in (("sys.exit(0)", 0), ("1 / 0", 1)))],
 )
 def test_the_interpreter_ends_in_order_while_something_is_compiled(end: str, status: int) -> None:
-    child = subprocess.run(
-        [sys.executable, "-c", EXITING + end], capture_output=True, text=True, timeout=50, check=False
-    )
+    child = run("-c", EXITING + end)
     assert child.returncode == status, child.stderr
     assert sorted(child.stdout.split()) == ["EngineClosedError", "EngineClosedError", "Executable"]
 
@@ -265,13 +249,12 @@ def effectful(x: jax.Array) -> jax.Array:
     return x
 
 
-def test_effects_of_a_pure_program_are_refused() -> None:
-    with leased(CompileCache()) as cache, pytest.raises(OptionsError, match=r"node 'node' is pure.*Debug.*pure=False"):
-        called(cache, program(effectful), X)
-
-
-def test_effects_are_fine_if_the_user_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_effects_of_a_pure_program_are_refused_and_are_fine_if_the_user_says_so(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with leased(CompileCache()) as cache:
+        with pytest.raises(OptionsError, match=r"node 'node' is pure.*Debug.*pure=False"):
+            called(cache, program(effectful), X)
         called(cache, program(effectful, pure=False), X).block_until_ready()
         jax.effects_barrier()
     assert "[1. 1. 1.]" in capfd.readouterr().out
@@ -280,33 +263,26 @@ def test_effects_are_fine_if_the_user_says_so(capfd: pytest.CaptureFixture[str])
 def test_the_cache_keeps_as_many_programs_as_are_asked_for() -> None:
     node = program(lambda x: x + 1)
     with leased(CompileCache(capacity=5)) as cache:
-        for size in range(1, 6):
-            compiled(cache, node, np.ones(size, np.float32))
+        for number in range(1, 6):
+            compiled(cache, node, size(number))
         cache.resize(2)
         assert len(cache) == 2
         statistics = node.log.statistics()
         assert (statistics.programs, statistics.evictions) == (2, 3)
-        assert [f"[{size}]" in shown for size, shown in zip((1, 2, 3), statistics.evicted, strict=True)] == [True] * 3
-        compiled(cache, node, np.ones(9, np.float32))
-        assert len(cache) == 2
-        cache.resize(3)
-        compiled(cache, node, np.ones(10, np.float32))
-        assert len(cache) == 3
+        assert [f"[{number}]" in shown for number, shown in enumerate(statistics.evicted, 1)] == [True] * 3
+        for room, number in (2, 9), (3, 10):
+            cache.resize(room)
+            compiled(cache, node, size(number))
+            assert len(cache) == room
 
 
-def test_the_cache_of_the_process_is_set(request: pytest.FixtureRequest) -> None:
-    @ps.device_node(device="cpu")
-    def halved(x: Any) -> Any:
-        return x / 2
-
-    async def main() -> None:
-        async with engine.Engine() as running:
-            for size in range(1, 5):
-                await running.run(ps.graph(halved)(np.ones(size, np.float32)))
-
+async def test_the_cache_of_the_process_is_set(request: pytest.FixtureRequest) -> None:
+    halved = ps.device_node(device="cpu")(lambda x: x / 2)
     request.addfinalizer(devices.set_program_cache)
     devices.set_program_cache(max_programs=2)
-    asyncio.run(main())
+    async with engine.Engine() as running:
+        for number in range(1, 5):
+            await running.run(ps.graph(halved)(size(number)))
     statistics = halved.compile_statistics()
     assert (statistics.programs, statistics.evictions, len(statistics.evicted)) == (2, 2, 2)
     with pytest.raises(ps.OptionsError, match="max_programs"):

@@ -13,8 +13,10 @@ import pytest
 import penstock as ps
 from penstock import devices, engine
 from penstock.devices import parameters
+from tests.kit import numbers, plain, same
 
 from .gates import Gate
+from .kit import on_the_host, row
 
 
 @ps.device_node(device="cpu")
@@ -25,14 +27,10 @@ def double(x: jax.Array) -> jax.Array:
 doubled = ps.graph(double)
 
 
-async def test_a_device_node_is_a_plain_function_outside_of_graphs() -> None:
-    assert np.asarray(double(jnp.arange(3))).tolist() == [0, 2, 4]
-
-
-async def test_a_caller_gets_an_array_of_jax_that_is_ready() -> None:
-    result = await engine.run(doubled(np.arange(3, dtype=np.float32)))
-    assert isinstance(result, jax.Array)
-    assert np.asarray(result).tolist() == [0, 2, 4]
+async def test_a_device_node_is_a_plain_function_outside_of_graphs_and_gives_an_array_of_jax_inside() -> None:
+    for result in (double(jnp.arange(3)), await engine.run(doubled(np.arange(3, dtype=np.float32)))):
+        assert isinstance(result, jax.Array)
+        assert np.asarray(result).tolist() == [0, 2, 4]
 
 
 async def test_arrays_of_numpy_are_taken_and_given_where_those_of_jax_are_annotated() -> None:
@@ -78,7 +76,7 @@ async def test_nothing_of_a_call_happens_on_the_event_loop() -> None:
     @ps.device_node(device="cpu")
     def traced(x: jax.Array) -> jax.Array:
         threads.add(threading.current_thread())
-        return jax.pure_callback(compute, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return on_the_host(compute, x)
 
     assert np.asarray(await engine.run(ps.graph(traced)(np.zeros(2, np.float32)))).tolist() == [1, 1]
     assert threads
@@ -87,37 +85,24 @@ async def test_nothing_of_a_call_happens_on_the_event_loop() -> None:
 
 async def test_a_result_goes_on_before_it_is_ready_and_reaches_the_host_when_it_is() -> None:
     gate = Gate()
-    ready: list[bool] = []
-
-    @ps.device_node(device="cpu", pure=False)
-    def slow(x: jax.Array) -> jax.Array:
-        return gate.pass_through(x)
-
-    @ps.device_node(device="cpu", pure=False)
-    def after(x: jax.Array) -> jax.Array:
-        return x + 1
+    slow, after = (ps.device_node(device="cpu", pure=False)(fn) for fn in (gate.pass_through, lambda x: x + 1))
 
     @ps.node
-    async def host(x: jax.Array) -> float:
-        ready.append(x.is_ready())
-        return float(x[0])
+    async def host(x: jax.Array) -> tuple[float, bool]:
+        return float(x[0]), x.is_ready()
 
     of = slow >> after >> host
-    call = asyncio.ensure_future(_run(of(np.zeros(2, np.float32))))
+    call = asyncio.ensure_future(_run(of(row(0))))
     await gate.entered()
     gate.open()
-    assert await call == 1.0
-    assert ready == [True]
+    assert await call == (1.0, True)
 
 
 async def test_calls_of_many_callers_run_as_batches() -> None:
-    @ps.device_node(device="cpu", batch=ps.Batch(32))
-    def scaled(x: jax.Array) -> jax.Array:
-        return x * 3
-
+    scaled = ps.device_node(device="cpu", batch=ps.Batch(32))(lambda x: x * 3)
     async with engine.deploy(ps.graph(scaled), max_in_flight=64) as service:
-        results = await asyncio.gather(*(service(np.full(4, number, np.float32)) for number in range(64)))
-    assert [np.asarray(result).tolist() for result in results] == [[3.0 * n] * 4 for n in range(64)]
+        results = await asyncio.gather(*(service(row(number)) for number in range(64)))
+    assert [np.asarray(result).tolist() for result in results] == [[3.0 * n] * 2 for n in range(64)]
     assert scaled.compile_statistics().programs <= 2
     assert scaled.compile_statistics().hits + scaled.compile_statistics().misses <= 4
 
@@ -151,17 +136,10 @@ async def test_parts_of_a_resource_are_placed_once_and_shared_by_a_batch(monkeyp
     async def weights() -> AsyncIterator[dict[str, Any]]:
         yield {"a": np.full((2, 3), version, np.float32), "b": np.full(3, 10 * version, np.float32)}
 
-    @ps.device_node(device="cpu", batch=ps.Batch(8, max_wait_seconds=0.2))
-    def of_list(parts: list[jax.Array], x: jax.Array) -> jax.Array:
-        return (parts[0][0] + parts[1]) * x
-
-    @ps.device_node(device="cpu", batch=ps.Batch(8, max_wait_seconds=0.2))
-    def of_view(row: jax.Array, x: jax.Array) -> jax.Array:
-        return row * x
-
-    @ps.device_node(device="cpu", pure=False)
-    def alone(parts: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-        return parts["row"] * x
+    batch = ps.Batch(8, max_wait_seconds=0.2)
+    of_list = ps.device_node(device="cpu", batch=batch)(lambda parts, x: (parts[0][0] + parts[1]) * x)
+    of_view = ps.device_node(device="cpu", batch=batch)(lambda row, x: row * x)
+    alone = ps.device_node(device="cpu", pure=False)(lambda parts, x: parts["row"] * x)
 
     @ps.graph
     async def of(x: jax.Array) -> list[jax.Array]:
@@ -188,42 +166,18 @@ async def test_parts_of_a_resource_are_placed_once_and_shared_by_a_batch(monkeyp
 
 async def test_a_reload_of_parameters_with_another_shape_is_refused_and_the_old_ones_stay() -> None:
     size = 3
+    scaled = ps.device_node(device="cpu", name="scaled")(lambda w, x: jax.tree.leaves(w)[0] * x)
 
     @ps.resource
     async def weights() -> AsyncIterator[dict[str, Any]]:
         yield {"w": np.ones(size, np.float32)}
 
-    @ps.device_node(device="cpu")
-    def scaled(parameters: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-        return parameters["w"] * x
-
-    @ps.graph
-    async def of(x: jax.Array) -> jax.Array:
-        return scaled(await weights(), x)
-
-    async with engine.deploy(of) as service:
-        assert (await service(np.float32(2))).shape == (3,)
-        size = 4
-        with pytest.raises(ps.DeviceError, match=r"float32\[4\] at \['w'\], the present ones float32\[3\]") as caught:
-            await service.reload(weights)
-        assert "node 'scaled' uses it" in str(caught.value.__notes__)
-        assert (await service(np.float32(2))).shape == (3,)
-
-
-async def test_a_reload_is_refused_for_the_nodes_of_a_body_too() -> None:
-    size = 3
-
-    @ps.resource
-    async def weights() -> AsyncIterator[dict[str, Any]]:
-        yield {"w": np.ones(size, np.float32)}
-
-    @ps.device_node(device="cpu")
-    def scaled(parameter: jax.Array, x: jax.Array) -> jax.Array:
-        return parameter * x
-
-    @ps.graph
-    async def opened_inside(x: jax.Array) -> jax.Array:
+    async def opened_inside(x: Any) -> Any:
         return scaled((await weights())["w"], x)
+
+    @ps.graph
+    async def alone(xs: list[Any]) -> list[Any]:
+        return [scaled(await weights(), xs[0])]
 
     @ps.graph
     async def inside(xs: list[Any]) -> list[Any]:
@@ -232,20 +186,15 @@ async def test_a_reload_is_refused_for_the_nodes_of_a_body_too() -> None:
     @ps.graph
     async def around(xs: list[Any]) -> list[Any]:
         opened = await weights()
+        return await ps.map_each(lambda x: scaled(opened["w"], x), xs)
 
-        @ps.graph
-        async def one(x: Any) -> Any:
-            return scaled(opened["w"], x)
-
-        return await ps.map_each(one, xs)
-
-    for of in (inside, around):
+    for of, where in ((alone, r"\['w'\]"), (inside, "the top"), (around, "the top")):
         size = 3
         async with engine.deploy(of) as service:
+            assert [result.shape for result in await service([np.float32(2)])] == [(3,)]
             size = 4
-            with pytest.raises(
-                ps.DeviceError, match=r"float32\[4\] at the top, the present ones float32\[3\]"
-            ) as caught:
+            message = rf"float32\[4\] at {where}, the present ones float32\[3\]"
+            with pytest.raises(ps.DeviceError, match=message) as caught:
                 await service.reload(weights)
             assert "node 'scaled' uses it" in str(caught.value.__notes__)
             assert [result.shape for result in await service([np.float32(2)])] == [(3,)]
@@ -264,30 +213,22 @@ async def test_only_what_a_node_takes_of_a_resource_has_to_keep_its_shapes() -> 
     async def model() -> AsyncIterator[Model]:
         yield Model()
 
-    @ps.device_node(device="cpu", static=("sign",))
-    def scaled(parameters: dict[str, jax.Array], x: jax.Array, sign: str) -> jax.Array:
-        return parameters["w"] * (x if sign == "+" else -x)
-
-    @ps.node
-    def counted(words: list[str]) -> int:
-        return len(words)
+    scaled = ps.device_node(device="cpu", static=("sign",))(lambda w, x, sign: w["w"] * (x if sign == "+" else -x))
 
     @ps.graph
     async def of(x: jax.Array) -> tuple[jax.Array, int]:
         opened = await model()
-        return scaled(opened.parameters, x, opened.sign), counted(opened.words)
+        return scaled(opened.parameters, x, opened.sign), plain(opened.words)
 
     async with engine.deploy(of) as service:
         for version in (2, 3):
             await service.reload(model)
             result, words = await service(np.float32(2))
-            assert (float(result[0]), words) == (-6 if version == 3 else 4, version)
+            assert (float(result[0]), len(words)) == (-6 if version == 3 else 4, version)
 
 
 async def test_static_arguments_are_part_of_the_program() -> None:
-    @ps.device_node(device="cpu", static=("power",))
-    def raised(x: jax.Array, power: int) -> jax.Array:
-        return x**power if power else x
+    raised = raising(batch=None)
 
     @ps.graph
     async def of(x: jax.Array) -> list[jax.Array]:
@@ -298,24 +239,18 @@ async def test_static_arguments_are_part_of_the_program() -> None:
     assert raised.compile_statistics().programs == 2
 
 
+def raising(batch: ps.Batch | None) -> Any:
+    return ps.device_node(device="cpu", static=("power",), batch=batch, name="raised")(lambda x, power: x**power)
+
+
 @pytest.mark.parametrize("batch", [None, ps.Batch(4)])
 async def test_a_static_argument_that_is_not_hashable_is_named(batch: ps.Batch | None) -> None:
-    @ps.device_node(device="cpu", static=("power",), batch=batch)
-    def raised(x: jax.Array, power: Any) -> jax.Array:
-        return x
-
-    @ps.graph
-    async def of(x: Any, power: Any) -> Any:
-        return raised(x, power)
-
     with pytest.raises(TypeError, match="node 'raised': power is static, and a list is not hashable: pass a hashable"):
-        await engine.run(of(np.ones(2, np.float32), [1, 2]))
+        await engine.run(ps.graph(raising(batch))(row(1), [1, 2]))
 
 
 async def test_a_fake_runs_in_place_of_a_device_node() -> None:
-    from penstock import testing
-
-    with testing.replace(double, lambda x: "fake"):
+    with ps.testing.replace(double, lambda x: "fake"):
         assert await engine.run(doubled(np.zeros(1))) == "fake"
 
 
@@ -325,9 +260,9 @@ async def bias() -> AsyncIterator[Any]:
 
 
 async def test_a_deployment_compiles_before_it_is_ready() -> None:
-    @ps.device_node(device="cpu", batch=ps.Batch(4), sample_input=(np.zeros(3, np.float32),))
-    def shifted(parameter: jax.Array, x: jax.Array) -> jax.Array:
-        return x + parameter
+    shifted = ps.device_node(device="cpu", batch=ps.Batch(4), sample_input=(np.zeros(3, np.float32),))(
+        lambda parameter, x: x + parameter
+    )
 
     @ps.graph
     async def of(x: jax.Array) -> list[jax.Array]:
@@ -347,11 +282,11 @@ async def test_a_deployment_compiles_before_it_is_ready() -> None:
         assert (after.programs, after.misses) == (3, before.misses)
 
 
-async def test_a_node_is_warmed_up_by_hand() -> None:
-    @ps.device_node(device="cpu")
-    def shifted(parameter: jax.Array, x: jax.Array) -> jax.Array:
-        return x + parameter
-
+async def test_a_node_is_warmed_up_by_hand_and_by_a_deployment_only_with_a_sample() -> None:
+    with pytest.raises(ps.PlanError, match=r"warmup=True: device node 'double' has no sample_input="):
+        async with engine.deploy(doubled, warmup=True):
+            pass
+    shifted = ps.device_node(device="cpu", name="shifted")(lambda parameter, x: x + parameter)
     await shifted.warmup(np.zeros(3, np.float32), resources={"parameter": np.float32(1)})
     assert shifted.compile_statistics().programs == 1
     with pytest.raises(TypeError, match="a sample of device node 'shifted' has 3 arguments"):
@@ -360,21 +295,12 @@ async def test_a_node_is_warmed_up_by_hand() -> None:
         await shifted.warmup(1, resources={"weights": 1})
 
 
-def test_a_batch_of_items_without_arguments_is_refused() -> None:
-    with pytest.raises(TypeError, match="device node '<lambda>' has batch=, and no parameter whose arguments could be"):
-        ps.device_node(batch=ps.Batch(2))(lambda: 1)
-
-
-def test_a_function_beside_options_is_refused() -> None:
+def test_a_batch_without_arguments_and_a_function_beside_options_are_refused() -> None:
     made: Any = ps.device_node
+    with pytest.raises(TypeError, match="device node '<lambda>' has batch=, and no parameter whose arguments could be"):
+        made(batch=ps.Batch(2))(lambda: 1)
     with pytest.raises(TypeError, match=r"write ps.device_node\(device=..., pure=...\)\(tanh\)"):
         made(jnp.tanh, device="cpu", pure=False)
-
-
-async def test_a_warm_up_without_a_sample_names_the_node_and_the_remedy() -> None:
-    with pytest.raises(ps.PlanError, match=r"warmup=True: device node 'double' has no sample_input="):
-        async with engine.deploy(doubled, warmup=True):
-            pass
 
 
 async def _run(call: ps.Call[Any]) -> Any:
@@ -423,9 +349,7 @@ async def test_a_device_node_fails_over_to_another_node_and_takes_over_from_one(
     def fails(x: Any, factor: int = 2) -> Any:
         raise LookupError("while it is traced")
 
-    @ps.device_node(device="cpu", static=("factor",))
-    def on_a_device(x: Any, factor: int = 2) -> Any:
-        return x * factor
+    on_a_device = ps.device_node(device="cpu", static=("factor",))(lambda x, factor=2: x * factor)
 
     @ps.node(failover=on_a_device)
     async def down(x: Any, factor: int = 2) -> Any:
@@ -440,14 +364,7 @@ async def test_a_device_node_fails_over_to_another_node_and_takes_over_from_one(
 
 
 async def test_donation_and_failover_are_refused_together() -> None:
-    @ps.node
-    async def on_the_host(x: Any) -> Any:
-        return x
-
-    @ps.device_node(device="cpu", donate=True, failover=on_the_host)
-    def donates(x: Any) -> Any:
-        return x
-
+    donates = ps.device_node(device="cpu", donate=True, failover=same)(lambda x: x)
     with pytest.raises(ps.PlanError, match=r"failover= and donate=True.*leave out one of the two"):
         await engine.run(ps.graph(donates)(np.ones(2)))
 
@@ -466,22 +383,15 @@ async def test_an_array_without_rows_cannot_be_mapped_over() -> None:
 
 
 async def test_the_state_of_a_fold_stays_on_the_device() -> None:
-    @ps.node
-    async def rows(count: int) -> AsyncIterator[Any]:
-        for number in range(count):
-            yield np.full(8, number, np.float32)
-
-    @ps.device_node(device="cpu")
-    def add(total: Any, row: Any) -> Any:
-        return total + row.sum()
+    add = ps.device_node(device="cpu")(lambda total, number: total + number)
 
     @ps.graph
     async def summed(count: int) -> Any:
-        return await ps.fold(add, rows(count), np.float32(0), on_error="skip")
+        return await ps.fold(add, numbers(count), np.float32(0), on_error="skip")
 
     result = await engine.run(summed(10))
     assert isinstance(result, jax.Array)
-    assert float(result) == 8 * sum(range(10))
+    assert float(result) == sum(range(10))
     # One program for the first state, a NumPy array, and one for later states.
     assert add.compile_statistics().programs <= 2
     assert add.compile_statistics().transfers == 0

@@ -1,7 +1,7 @@
 """A profile shows the work of devices, and why items waited for them."""
 
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +13,8 @@ import pytest
 import penstock as ps
 from penstock import devices, engine, telemetry
 from penstock.telemetry import DeviceSlice
+
+from .kit import at_64, doubling
 
 KINDS = ["compile", "to device", "compute", "from device"]
 
@@ -34,17 +36,12 @@ async def stream(calls: Iterable[ps.Call[Any]]) -> None:
 
 
 async def test_batches_are_slices_of_their_device() -> None:
-    @ps.device_node(device="cpu:1", batch=devices.DeviceBatch(4, max_wait_seconds=1, buckets=(4,)))
-    def tripled(x: jax.Array) -> jax.Array:
-        return x * 3
-
-    of = ps.graph(tripled)
-
+    of = doubling(device="cpu:1", batch=devices.DeviceBatch(4, max_wait_seconds=1, buckets=(4,)))
     with telemetry.profile() as profile:
         await stream(of(np.full(3, number, np.float32)) for number in range(8))
     found = profile.timeline.device_slices
     assert {one.device for one in found} == {"cpu:1"}
-    assert {one.node for one in found} == {"tripled"}
+    assert {one.node for one in found} == {"doubled"}
     assert all(one.began_seconds <= one.ended_seconds for one in found)
     assert [one.kind for one in found if one.frames[:1] == found[1].frames[:1]] == KINDS[1:]
     computed = of_kind(profile, "compute")
@@ -55,24 +52,14 @@ async def test_batches_are_slices_of_their_device() -> None:
 
 
 async def test_a_slice_of_a_batch_tells_its_padding() -> None:
-    @ps.device_node(device="cpu", batch=devices.DeviceBatch(4, max_wait_seconds=0, buckets=(4,)))
-    def alone(x: jax.Array) -> jax.Array:
-        return x * 3
-
+    of = doubling(batch=devices.DeviceBatch(4, max_wait_seconds=0, buckets=(4,)))
     with telemetry.profile() as profile:
-        await engine.run(ps.graph(alone)(np.ones(3, np.float32)))
+        await engine.run(of(np.ones(3, np.float32)))
     assert [(one.items, one.rows, one.padding_share) for one in of_kind(profile, "compute")] == [(1, 4, 0.75)]
 
 
 async def test_what_several_nodes_became_names_all_of_them() -> None:
-    @ps.device_node(device="cpu")
-    def first(x: jax.Array) -> jax.Array:
-        return x + 1
-
-    @ps.device_node(device="cpu")
-    def second(x: jax.Array) -> jax.Array:
-        return x * 2
-
+    first, second = (ps.device_node(device="cpu", name=name)(lambda x: x + 1) for name in ("first", "second"))
     both = first >> second
     with telemetry.profile() as profile:
         await engine.run(both(np.ones(2, np.float32)))
@@ -81,19 +68,14 @@ async def test_what_several_nodes_became_names_all_of_them() -> None:
 
 
 async def test_items_wait_for_a_program_only_when_it_is_compiled() -> None:
-    @ps.device_node(device="cpu")
-    def summed(x: jax.Array) -> jax.Array:
-        return x.sum()
-
-    of = ps.graph(summed)
-
+    of = doubling()
     profiles: list[telemetry.Profile] = []
     for sizes in ((1, 2, 3), (1, 2, 3)):
         with telemetry.profile() as profile:
             for size in sizes:
                 await engine.run(of(np.ones(size, np.float32)))
         profiles.append(profile)
-    first, second = [shares_of(profile, "summed") for profile in profiles]
+    first, second = [shares_of(profile, "doubled") for profile in profiles]
     assert first["compile"] > first["device"]
     assert second["compile"] == 0
     assert second["device"] > 0
@@ -110,7 +92,6 @@ async def test_all_items_of_a_batch_wait_for_its_program() -> None:
         return x * 2
 
     of = ps.graph(slow_to_trace)
-
     with telemetry.profile() as profile:
         await stream(of(np.ones(3, np.float32)) for _ in range(4))
     [compiled] = of_kind(profile, "compile")
@@ -120,14 +101,8 @@ async def test_all_items_of_a_batch_wait_for_its_program() -> None:
 
 
 async def test_arrays_that_lie_elsewhere_are_transfers_of_the_node_that_takes_them() -> None:
-    @ps.device_node(device="cpu:0")
-    def made(size: Any) -> jax.Array:
-        return jnp.ones(1 << 16) * size
-
-    @ps.device_node(device="cpu:1")
-    def used(x: jax.Array) -> jax.Array:
-        return x + 1
-
+    made = ps.device_node(device="cpu:0", name="made")(lambda size: jnp.ones(1 << 16) * size)
+    used = ps.device_node(device="cpu:1", name="used")(lambda x: x + 1)
     of = made >> used
     with telemetry.profile() as profile:
         await stream(of(np.float32(number)) for number in range(4))
@@ -135,24 +110,6 @@ async def test_arrays_that_lie_elsewhere_are_transfers_of_the_node_that_takes_th
     assert [(one.device, one.items) for one in moved] == [("cpu:1", 1)] * 4
     assert shares_of(profile, "used")["transfer"] > 0
     assert shares_of(profile, "made")["transfer"] == 0  # its argument is a number, not an array
-
-
-async def test_parameters_are_placed_once() -> None:
-    @ps.resource
-    async def weights() -> AsyncIterator[Any]:
-        yield np.ones(4, np.float32)
-
-    @ps.device_node(device="cpu:2")
-    def scaled(x: jax.Array, by: Any) -> jax.Array:
-        return x * by
-
-    @ps.graph
-    async def of(x: Any) -> jax.Array:
-        return scaled(x, await weights())
-
-    with telemetry.profile() as profile:
-        await stream(of(np.ones(4, np.float32)) for _ in range(3))
-    assert [one.items for one in of_kind(profile, "to device")].count(0) == 1
 
 
 async def test_an_error_on_a_device_reaches_its_caller_while_a_profile_is_taken() -> None:
@@ -166,35 +123,20 @@ async def test_an_error_on_a_device_reaches_its_caller_while_a_profile_is_taken(
     assert len(of_kind(profile, "compile")) == 1
 
 
-async def test_memory_may_be_donated_while_a_profile_is_taken() -> None:
-    with telemetry.profile() as profile:
-        actor = devices.actor("cpu")
-        state = await actor.run(jnp.negative, np.ones(4, np.float32), ready=False)
-        for _ in range(3):
-            state = await actor.run(jnp.cos, state, donate_argnums=(0,), ready=False)
-        found = await actor.run(jnp.negative, state, donate_argnums=(0,))
-    assert np.asarray(found).shape == (4,)
-    assert len(of_kind(profile, "compute")) == 5
-
-
 async def test_nothing_is_kept_while_no_profile_is_taken() -> None:
-    @ps.device_node(device="cpu")
-    def plain(x: jax.Array) -> jax.Array:
-        return x + 1
-
     with telemetry.profile() as profile:
         pass
-    await engine.run(ps.graph(plain)(np.ones(2, np.float32)))
+    await engine.run(doubling()(np.ones(2, np.float32)))
     assert profile.timeline.device_slices == ()
 
 
-async def test_a_donated_array_of_numpy_stays_as_it_is_while_a_profile_is_taken() -> None:
-    def doubled(x: jax.Array) -> jax.Array:
-        return x * 2
-
-    room = np.ones(4096 + 16, np.float32)
-    first = -room.ctypes.data % 64 // 4
-    given = room[first : first + 4096]  # aligned, so that a CPU could use it in place
-    with telemetry.profile():
-        await devices.actor("cpu").run(doubled, given, donate_argnums=(0,))
+async def test_memory_may_be_donated_while_a_profile_is_taken_and_that_of_numpy_stays_as_it_is() -> None:
+    given, actor = at_64(), devices.actor("cpu")
+    with telemetry.profile() as profile:
+        state = await actor.run(jnp.negative, given, donate_argnums=(0,), ready=False)
+        for _ in range(3):
+            state = await actor.run(jnp.cos, state, donate_argnums=(0,), ready=False)
+        found = await actor.run(jnp.negative, state, donate_argnums=(0,))
+    assert np.asarray(found).shape == given.shape
+    assert len(of_kind(profile, "compute")) == 5
     assert (given == 1).all()

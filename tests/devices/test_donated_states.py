@@ -15,18 +15,20 @@ import pytest
 
 import penstock as ps
 from penstock import data, engine
+from tests.kit import plain
 
 from .gates import Gate
+from .kit import on_the_host
 
 NUMBERS = [np.float32(number) for number in (3, 1, 4, 1, 5)]
 
 
-def step_of(donate: bool = True, **options: Any) -> Any:
-    @ps.device_node(device="cpu", donate=donate, **options)
-    def step(total: Any, x: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf * 1.5 + x, total)
+def scaled_and_more(total: Any, x: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf * 1.5 + x, total)
 
-    return step
+
+def step_of(donate: bool = True, **options: Any) -> Any:
+    return ps.device_node(**{"device": "cpu", "donate": donate, "name": "step", **options})(scaled_and_more)
 
 
 @ps.node
@@ -35,14 +37,8 @@ async def numbers(count: int) -> AsyncIterator[Any]:
         yield number
 
 
-@ps.device_node(device="cpu")
-def is_small(total: Any) -> Any:
-    return jax.tree.leaves(total)[0].sum() < 1000
-
-
-@ps.device_node(device="cpu")
-def size(total: Any) -> Any:
-    return sum(leaf.sum() for leaf in jax.tree.leaves(total))
+is_small = ps.device_node(device="cpu", name="is_small")(lambda total: jax.tree.leaves(total)[0].sum() < 1000)
+size = ps.device_node(device="cpu")(lambda total: sum(leaf.sum() for leaf in jax.tree.leaves(total)))
 
 
 def seen_by(seen: list[Any]) -> Any:
@@ -86,8 +82,8 @@ def is_gone(state: Any) -> bool:
 def noted(graph: Any) -> str:
     """Returns the lines of the plan about donation."""
     lines = str(engine.plan(graph)).splitlines()
-    first = next((index for index, line in enumerate(lines) if line.startswith("  donation")), None)
-    return "" if first is None else "\n".join(lines[first : first + 2])
+    first = next((index for index, line in enumerate(lines) if line.startswith("  donation")), len(lines))
+    return "\n".join(lines[first : first + 2])
 
 
 INITIAL: dict[str, Callable[[], Any]] = {
@@ -134,10 +130,7 @@ async def test_an_array_that_stands_twice_in_the_state_is_copied_once() -> None:
     seen, results = list[Any](), []
     look = seen_by(seen)
     for donate in (False, True):
-
-        @ps.device_node(device="cpu", donate=donate)
-        def step(total: Any, x: Any) -> tuple[jax.Array, jax.Array]:
-            return total[0] * 1.5 + x, total[1] + 1
+        step = ps.device_node(device="cpu", donate=donate)(lambda total, x: (total[0] * 1.5 + x, total[1] + 1))
 
         async def body(total: Any, x: Any, step: Any = step) -> Any:
             await look(total)
@@ -243,14 +236,7 @@ async def test_all_other_readers_have_read_before_the_state_goes() -> None:
         assert len(results[0][1]) in (5, 10)
 
 
-@ps.device_node(device="cpu")
-def added_to(x: Any, total: Any) -> Any:
-    return x + total.sum()
-
-
-@ps.node
-def as_it_is(value: Any) -> Any:
-    return value
+added_to = ps.device_node(device="cpu", name="added_to")(lambda x, total: x + total.sum())
 
 
 @ps.node
@@ -273,7 +259,7 @@ async def is_a_part(step: Any, total: Any, x: Any) -> Any:
 
 
 async def is_made_by_others(step: Any, total: Any, x: Any) -> Any:
-    return as_it_is(step(total, x))
+    return plain(step(total, x))
 
 
 async def is_not_made(step: Any, total: Any, x: Any) -> Any:
@@ -336,10 +322,8 @@ async def test_a_state_that_both_branches_make_is_overwritten() -> None:
 )
 def test_what_needs_the_state_again_is_refused_when_it_is_planned(node: Any, loop: Any, option: str) -> None:
     graph = folded(step_of(**node), **loop)
-    message = (
-        "node 'step' has donate=True, so it overwrites the state of a fold, and {} would need that after a failure"
-    )
-    with pytest.raises(ps.PlanError, match=f"test_donated_states.py:.*{message.format(option)}; leave out one of both"):
+    message = f"it overwrites the state of a fold, and {option} would need that after a failure; leave out one of both"
+    with pytest.raises(ps.PlanError, match=f"test_donated_states.py:.*node 'step' has donate=True, so {message}"):
         engine.plan(graph)
 
 
@@ -351,11 +335,9 @@ def failing_at(number: int) -> Any:
             raise ValueError("the sensor is gone")
         return x
 
-    @ps.device_node(device="cpu", donate=True, pure=False)
-    def step(total: Any, x: Any) -> Any:
-        return total + jax.pure_callback(fails, jax.ShapeDtypeStruct((), np.float32), x)
-
-    return step
+    return ps.device_node(device="cpu", donate=True, pure=False, name="step")(
+        lambda total, x: total + on_the_host(fails, x)
+    )
 
 
 @pytest.mark.parametrize("kind", LOOPS)
@@ -370,11 +352,7 @@ async def test_a_step_that_fails_ends_the_loop_and_says_that_the_state_is_lost(k
 
 async def test_a_cancelled_loop_leaves_the_state_of_the_caller() -> None:
     gate = Gate()
-
-    @ps.device_node(device="cpu", donate=True, pure=False)
-    def step(total: Any, x: Any) -> Any:
-        return gate.pass_through(total) + x
-
+    step = ps.device_node(device="cpu", donate=True, pure=False)(lambda total, x: gate.pass_through(total) + x)
     given, graph = jnp.ones(4), folded(step)
     for passes in (0, 2):
         running = asyncio.ensure_future(engine.run(graph(given)))
@@ -397,7 +375,7 @@ async def test_loops_inside_of_loops() -> None:
 
         async def inner(total: Any, x: Any, step: Any = step) -> Any:
             async def turn(inside: Any) -> Any:
-                return step(inside, as_it_is(added_to(x, total)))
+                return step(inside, plain(added_to(x, total)))
 
             new = await ps.while_loop(is_small, turn, total)
             again = await ps.fold(step, numbers(3), new)
@@ -405,7 +383,7 @@ async def test_loops_inside_of_loops() -> None:
 
         async def outer(total: Any, x: Any, inner: Any = inner, step: Any = step) -> Any:
             found = await ps.fold(functools.partial(inner), numbers(2), total)
-            return step(total, as_it_is(size(found))), found
+            return step(total, plain(size(found))), found
 
         async def both(total: Any, x: Any, outer: Any = outer, step: Any = step) -> Any:
             _, found = await outer(total, x)
@@ -423,11 +401,7 @@ async def test_a_step_of_rows_and_one_on_a_mesh() -> None:
     results = []
     for donate in (False, True):
         rows = step_of(donate).vmap(in_axes=(0, None))
-
-        @ps.device_node(device=mesh, donate=donate, in_specs=(jax.P("data"), None), out_specs=jax.P("data"))
-        def step(total: Any, x: Any) -> Any:
-            return total * 1.5 + x
-
+        step = step_of(donate, device=mesh, in_specs=(jax.P("data"), None), out_specs=jax.P("data"))
         results.append([await engine.run(folded(one)(spread)) for one in (rows, step)])
     assert bits(results[0]) == bits(results[1])
     assert not is_gone(spread)
@@ -499,7 +473,7 @@ def random_body(seed: int, *, donate: bool) -> Any:
                 case 2:
                     values.append(added_to(value, state["a"]))
                 case 3:
-                    values.append(as_it_is(size(state)))
+                    values.append(plain(size(state)))
                 case 4:
                     states.append({"a": state["b"], "b": chosen.choice(states)["a"]})
                 case 5:
@@ -516,7 +490,7 @@ def random_body(seed: int, *, donate: bool) -> Any:
 @pytest.mark.parametrize("kind", LOOPS)
 async def test_random_loops_give_the_same_bits(kind: str, effort: int) -> None:
     overwriting = 0
-    for seed in range(10 * effort):
+    for seed in range(6 * effort):
         given = {"a": jnp.ones(3), "b": jnp.arange(3.0)}
         results = []
         for donate in (False, True):
@@ -527,4 +501,4 @@ async def test_random_loops_give_the_same_bits(kind: str, effort: int) -> None:
             overwriting += "writes the next state over" in noted(graph)
         assert results[0] == results[1], seed
         assert bits(given) == bits({"a": np.ones(3, np.float32), "b": np.arange(3, dtype=np.float32)})
-    assert overwriting > 2 * effort
+    assert overwriting > effort

@@ -2,9 +2,8 @@
 
 import asyncio
 import random
-import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Self
 
 import anyio
@@ -17,7 +16,8 @@ import penstock as ps
 from penstock import devices, engine
 from penstock.devices.engine_device import CallQueue
 
-from .gates import Gate
+from .gates import Gate, HeldTrace
+from .kit import refusing
 
 LENGTH = 512
 
@@ -124,11 +124,7 @@ async def test_the_state_is_always_usable_and_has_seen_every_step_that_has_begun
     for seed in range(effort):
         chance = random.Random(seed)
         device = Device()
-        node = kind(device, ready=ready)
-
-        of = ps.graph(node)
-
-        async with engine.deploy(of) as service:
+        async with engine.deploy(ps.graph(kind(device, ready=ready))) as service:
             calls: list[asyncio.Task[list[int]]] = []
             for number in range(100):
                 calls.append(asyncio.ensure_future(service(number)))
@@ -166,6 +162,13 @@ class Held:
     def is_whole(self) -> bool:
         """Whether the result of the call has been stored."""
         return self.result is not None and np.asarray(self.result).tolist() == [1] * 4
+
+    async def ends(self, handler: Callable[[], Awaitable[None]]) -> tuple[list[str], int]:
+        """Runs a handler to its end; returns its steps, and how many cancellations it has not taken back."""
+        task = asyncio.ensure_future(handler())
+        await task
+        assert self.is_whole
+        return self.steps, task.cancelling()
 
     async def cancel_and_open(self, cancel: Callable[[], object]) -> None:
         """Cancels after the device has begun, and then opens the gate."""
@@ -251,43 +254,25 @@ async def test_what_has_not_begun_is_taken_back_at_once_and_nothing_is_donated(h
 
 
 async def test_what_is_being_compiled_is_taken_back_at_once() -> None:
-    tracing, go_on = asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    def slow_to_trace(x: jax.Array) -> jax.Array:
-        loop.call_soon_threadsafe(tracing.set)
-        assert go_on.wait(20)
-        return x * 2
-
-    state = jnp.ones(4)
-    device = devices.actor("cpu")
-    task = asyncio.ensure_future(device.run(slow_to_trace, state, donate_argnums=(0,)))
-    try:
-        await tracing.wait()
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-    finally:
-        go_on.set()
-    assert np.asarray(await device.run(slow_to_trace, state)).tolist() == [2] * 4
+    trace, state, device = HeldTrace(), jnp.ones(4), devices.actor("cpu")
+    task = asyncio.ensure_future(device.run(trace.compute, state, donate_argnums=(0,)))
+    await trace.entered()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    trace.go_on()
+    assert np.asarray(await device.run(trace.compute, state)).tolist() == [2] * 4
     assert not state.is_deleted()
 
 
 async def test_an_error_of_what_has_begun_reaches_the_caller_and_so_does_the_cancellation() -> None:
-    gate = Gate()
-
-    def refuse(x: Any) -> Any:
-        raise ValueError("refused")
-
-    def step(state: jax.Array) -> jax.Array:
-        passed = gate.pass_through(state)
-        return jax.pure_callback(refuse, jax.ShapeDtypeStruct(state.shape, state.dtype), passed)
-
-    steps: list[str] = []
+    gate, steps = Gate(), list[str]()
 
     async def handler() -> None:
-        with pytest.raises(jax.errors.JaxRuntimeError, match="refused"):
-            await devices.actor("cpu").run(step, jnp.zeros(4), donate_argnums=(0,))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="a negative number"):
+            await devices.actor("cpu").run(
+                lambda state: refusing(gate.pass_through(state)), -jnp.ones(4), donate_argnums=(0,)
+            )
         steps.append("knows")
         await asyncio.sleep(30)
         steps.append("went on")
@@ -328,10 +313,7 @@ async def test_a_timeout_that_passes_meanwhile_and_whose_block_has_ended_is_over
         await turns(5)
         held.steps.append("went on")
 
-    task = asyncio.ensure_future(handler())
-    await task
-    assert held.is_whole
-    assert (held.steps, task.cancelling()) == (["went on"], 0)
+    assert await held.ends(handler) == (["went on"], 0)
 
 
 async def test_a_timeout_takes_back_its_own_cancellation_and_not_that_of_another(held: Held) -> None:
@@ -372,10 +354,7 @@ async def test_a_task_group_ends_with_the_error_of_another_task(held: Held) -> N
         await turns(5)
         held.steps.append("went on")
 
-    task = asyncio.ensure_future(handler())
-    await task
-    assert held.is_whole
-    assert (held.steps, task.cancelling()) == (["stored", "failed", "went on"], 0)
+    assert await held.ends(handler) == (["stored", "failed", "went on"], 0)
 
 
 @pytest.mark.parametrize("waits_again", [True, False])
@@ -393,10 +372,7 @@ async def test_a_cancel_scope_of_anyio_is_left_as_it_should(held: Held, waits_ag
         await turns(5)
         held.steps.append("went on")
 
-    task = asyncio.ensure_future(handler())
-    await task
-    assert held.is_whole
-    assert (held.steps, task.cancelling()) == (["stored", "went on"], 0)
+    assert await held.ends(handler) == (["stored", "went on"], 0)
 
 
 async def test_a_task_group_of_anyio_whose_block_is_in_a_call_when_it_is_cancelled(held: Held) -> None:
@@ -413,7 +389,4 @@ async def test_a_task_group_of_anyio_whose_block_is_in_a_call_when_it_is_cancell
         await turns(5)
         held.steps.append("went on")
 
-    task = asyncio.ensure_future(handler())
-    await task
-    assert held.is_whole
-    assert (held.steps, task.cancelling()) == (["stored", "went on"], 0)
+    assert await held.ends(handler) == (["stored", "went on"], 0)

@@ -1,13 +1,10 @@
 """A process that ends while kernels run or are compiled exits with its own status, and does not abort."""
 
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
-from .processes import ROOT
+from .processes import run
 
 PROGRAM = """
 import asyncio, os, signal, sys
@@ -26,7 +23,7 @@ def heavy(x):
 async def of(x):
     return heavy(heavy(heavy(x)))
 
-x = np.ones(512, np.float32)
+x = np.ones(256, np.float32)
 
 async def main():
     await engine.run(of(x))
@@ -58,16 +55,16 @@ WAYS = {
 
 @pytest.mark.parametrize(
     "way",
-    [pytest.param(way, marks=[pytest.mark.long] * (way in {"exception", "loop closed", "sys.exit"})) for way in WAYS],
+    [
+        pytest.param(way, marks=[pytest.mark.long] * (way in {"normal end", "exception", "loop closed", "sys.exit"}))
+        for way in WAYS
+    ],
 )
 def test_a_process_ends_while_kernels_run(way: str, effort: int) -> None:
     how, end, status = WAYS[way]
     program = PROGRAM.replace("HOW", how).replace("END", end)
     for _ in range(1 if effort == 1 else 10):
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(
-            command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=80, check=False
-        )
+        done = run("-c", program)
         assert done.returncode == status, (done.returncode, done.stderr)
         if way == "exception":
             assert "LookupError: unhandled" in done.stderr

@@ -19,16 +19,6 @@ MESH = devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cp
 P = jax.P
 
 
-def of(node: Any) -> Any:
-    """Returns a graph of one node with one argument for each of two parameters."""
-
-    @ps.graph
-    async def graph(x: Any, w: Any) -> Any:
-        return node(x, w)
-
-    return graph
-
-
 def product(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.tanh(x @ w).sum(0)
 
@@ -52,7 +42,7 @@ async def test_a_node_on_a_mesh_gives_what_it_gives_without(in_specs: Any, out_s
     if in_specs == P(None, "model"):
         in_specs = {"x": P(None, "model"), "w": P("model")}
     node = ps.device_node(device=MESH, in_specs=in_specs, out_specs=out_specs)(product)
-    result = await engine.run(of(node)(X, W))
+    result = await engine.run(ps.graph(node)(X, W))
     np.testing.assert_allclose(np.asarray(result), product(X, W), rtol=1e-5)
     assert len(result.sharding.device_set) == 8
     if out_specs is not None:
@@ -60,17 +50,13 @@ async def test_a_node_on_a_mesh_gives_what_it_gives_without(in_specs: Any, out_s
         assert result.sharding.is_equivalent_to(wanted, 1)
 
 
-async def test_one_spec_stands_for_all_parameters() -> None:
+async def test_one_spec_stands_for_all_parameters_and_shardings_of_jax_serve_too() -> None:
     node = ps.device_node(device=MESH, in_specs=P("data"))(lambda x, w: x + w)
-    result = await engine.run(of(node)(X, X))
-    np.testing.assert_allclose(np.asarray(result), X + X)
-
-
-async def test_a_mesh_of_jax_and_its_shardings_serve_too() -> None:
+    np.testing.assert_allclose(np.asarray(await engine.run(ps.graph(node)(X, X))), X + X)
     mesh = devices.select(MESH)
     split = jax.sharding.NamedSharding(mesh, P("data"))
     node = ps.device_node(device=mesh, in_specs={"x": split}, out_specs=split)(lambda x, w: jnp.tanh(x @ w))
-    result = await engine.run(of(node)(X, W))
+    result = await engine.run(ps.graph(node)(X, W))
     np.testing.assert_allclose(np.asarray(result), np.tanh(X @ W), rtol=1e-5)
 
 
@@ -78,35 +64,31 @@ async def test_a_sharding_over_other_devices_is_refused() -> None:
     first, second = devices.DeviceMesh(shape=(2, 4), axis_names=("stage", "data"), device="cpu").split("stage")
     elsewhere = jax.sharding.NamedSharding(devices.select(second), P("data"))
     node = ps.device_node(device=first, in_specs={"x": elsewhere})(product)
-    with pytest.raises(
-        TypeError, match=r"runs on mesh\(stage=1, data=4\), .* over mesh\(stage=1, data=4\) of cpu:4,5,"
-    ):
-        await engine.run(of(node)(X, W))
+    message = r"runs on mesh\(stage=1, data=4\), .* over mesh\(stage=1, data=4\) of cpu:4,5,"
+    with pytest.raises(TypeError, match=message):
+        await engine.run(ps.graph(node)(X, W))
 
 
 async def test_a_spec_is_a_prefix_of_a_pytree() -> None:
-    @ps.device_node(device=MESH, in_specs={"x": {"a": P("data"), "b": None}})
-    def node(x: dict[str, Any], w: jax.Array) -> jax.Array:
-        return x["a"][0] @ w + x["b"]["c"]
-
-    result = await engine.run(of(node)({"a": [X], "b": {"c": np.float32(3)}}, W))
+    node = ps.device_node(device=MESH, in_specs={"x": {"a": P("data"), "b": None}})(
+        lambda x, w: x["a"][0] @ w + x["b"]["c"]
+    )
+    result = await engine.run(ps.graph(node)({"a": [X], "b": {"c": np.float32(3)}}, W))
     np.testing.assert_allclose(np.asarray(result), X @ W + 3, rtol=1e-5)
 
 
+@ps.resource
+async def weights() -> AsyncIterator[dict[str, Any]]:
+    yield {"w": W}
+
+
 async def test_parameters_of_a_resource_are_placed_once_split_as_their_spec_says() -> None:
+    def through(parameters: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ parameters["w"])
+
     seen: list[Any] = []
-
-    @ps.resource
-    async def weights() -> AsyncIterator[dict[str, Any]]:
-        yield {"w": W}
-
-    @ps.device_node(device=MESH, in_specs={"parameters": P(None, "model"), "x": P("data")})
-    def node(parameters: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-        return jnp.tanh(x @ parameters["w"])
-
-    @ps.device_node(device=MESH)
-    def whole(parameters: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-        return jnp.tanh(x @ parameters["w"])
+    node = ps.device_node(device=MESH, in_specs={"parameters": P(None, "model"), "x": P("data")})(through)
+    whole = ps.device_node(device=MESH)(through)
 
     @ps.graph
     async def graph(x: jax.Array) -> list[jax.Array]:
@@ -143,11 +125,7 @@ def test_specs_that_do_not_fit_are_refused_when_the_node_is_decorated(options: d
 @pytest.mark.parametrize(
     ("in_specs", "out_specs", "message"),
     [
-        (
-            P(None, "data"),
-            None,
-            r"node 'product', argument 'x' has 6 elements along axis 1, .* over 4 .* Pad the axis to 8",
-        ),
+        (P(None, "data"), None, r"'product', argument 'x' has 6 elements along axis 1, .* over 4 .* Pad the axis to 8"),
         ({"w": P("data")}, None, r"argument 'w' has 6 elements along axis 0, shape \(6, 4\), and its spec P\('data'\)"),
         ({"x": P(None, None, "data")}, None, r"argument 'x' has 2 axes, .* has 3: give it one entry for each"),
         (None, P(("data", "model")), r"the result of node 'product' has 4 elements along axis 0, .* over 8 devices"),
@@ -158,17 +136,11 @@ async def test_what_does_not_divide_is_refused_with_the_sizes_and_the_remedy(
 ) -> None:
     node = ps.device_node(device=MESH, in_specs=in_specs, out_specs=out_specs)(product)
     with pytest.raises(ValueError, match=message):
-        await engine.run(of(node)(X, W))
+        await engine.run(ps.graph(node)(X, W))
 
 
 async def test_a_parameter_of_a_resource_that_does_not_divide_is_refused_alike() -> None:
-    @ps.resource
-    async def weights() -> AsyncIterator[Any]:
-        yield {"w": W}
-
-    @ps.device_node(device=MESH, in_specs={"w": P("data")})
-    def node(x: Any, w: Any) -> Any:
-        return x @ w["w"]
+    node = ps.device_node(device=MESH, in_specs={"w": P("data")})(lambda x, w: x @ w["w"])
 
     @ps.graph
     async def graph(x: Any) -> Any:
@@ -180,9 +152,9 @@ async def test_a_parameter_of_a_resource_that_does_not_divide_is_refused_alike()
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 8, 13])
 async def test_batches_of_any_size_are_padded_so_that_their_rows_can_be_split(count: int) -> None:
-    @ps.device_node(device=MESH, batch=ps.Batch(8), in_specs={"x": P("data"), "w": P("data")}, out_specs=P("data"))
-    def node(x: Any, w: Any) -> Any:
-        return {"product": jnp.tanh(x @ w), "sum": x.sum()}
+    node = ps.device_node(device=MESH, batch=ps.Batch(8), in_specs=P("data"), out_specs=P("data"))(
+        lambda x, w: {"product": jnp.tanh(x @ w), "sum": x.sum()}
+    )
 
     @ps.graph
     async def graph(x: Any) -> Any:
@@ -208,12 +180,8 @@ async def test_ragged_items_are_padded_and_masked_on_a_mesh() -> None:
             return jnp.mean(tokens)
         return jnp.sum(tokens * mask) / jnp.sum(mask)
 
-    @ps.graph
-    async def graph(tokens: Any) -> Any:
-        return mean(tokens)
-
     rows = [np.arange(length, dtype=np.float32) for length in range(1, 40, 3)]
-    async with engine.deploy(graph, max_in_flight=16) as service:
+    async with engine.deploy(ps.graph(mean), max_in_flight=16) as service:
         results = await asyncio.gather(*(service(row) for row in rows))
     np.testing.assert_allclose([float(result) for result in results], [row.mean() for row in rows], rtol=1e-5)
 

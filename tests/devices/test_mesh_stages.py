@@ -13,16 +13,10 @@ import penstock as ps
 from penstock import devices, engine
 
 from .gates import Gate
+from .kit import row
 
 P = jax.P
 MESH = devices.DeviceMesh(shape=(4, 2), axis_names=("stage", "data"), device="cpu")
-
-
-def test_what_is_shown_of_a_mesh_has_no_private_fields() -> None:
-    assert repr(MESH) == "DeviceMesh(shape=(4, 2), axis_names=('stage', 'data'), device='cpu')"
-    assert repr(MESH.split("stage")[1]) == (
-        "DeviceMesh(shape=(1, 2), axis_names=('stage', 'data'), device='cpu') at 2, 3 of (4, 2)"
-    )
 
 
 def test_a_mesh_is_cut_along_any_axis_into_parts_that_have_all_its_axes() -> None:
@@ -37,12 +31,11 @@ def test_a_mesh_is_cut_along_any_axis_into_parts_that_have_all_its_axes() -> Non
     single = columns[1].split("stage")[2]
     assert (devices.select(single).devices == whole.devices[2:3, 1:]).all()
     assert stages[1] == MESH.split("stage")[1] != stages[2]
+    assert repr(MESH) == "DeviceMesh(shape=(4, 2), axis_names=('stage', 'data'), device='cpu')"
+    assert repr(stages[1]) == "DeviceMesh(shape=(1, 2), axis_names=('stage', 'data'), device='cpu') at 2, 3 of (4, 2)"
     assert len({*stages, *MESH.split("stage")}) == 4
     with pytest.raises(ValueError, match="no axis 'rows'; it has stage, data"):
         MESH.split("rows")
-
-
-def test_a_part_of_a_mesh_larger_than_the_machine_is_an_error_that_lists_what_there_is() -> None:
     large = devices.DeviceMesh(shape=(4, 4), axis_names=("stage", "data"), device="cpu")
     with pytest.raises(ps.DeviceError, match=r"shape \(4, 4\) needs 16 devices, and there are 8"):
         devices.select(large.split("stage")[0])
@@ -56,14 +49,8 @@ async def test_a_pipeline_of_stages_gives_what_one_device_gives() -> None:
     async def layer(index: int) -> AsyncIterator[Any]:
         yield weights[index]
 
-    def stage(device: devices.DeviceMesh) -> Any:
-        @ps.device_node(device=device, in_specs={"w": P(None, "data"), "x": P("data")}, out_specs=P("data"))
-        def compute(w: jax.Array, x: jax.Array) -> jax.Array:
-            return jnp.tanh(x @ w)
-
-        return compute
-
-    stages = [stage(part) for part in MESH.split("stage")]
+    specs: dict[str, Any] = {"in_specs": {"w": P(None, "data"), "x": P("data")}, "out_specs": P("data")}
+    stages = [ps.device_node(device=part, **specs)(lambda w, x: jnp.tanh(x @ w)) for part in MESH.split("stage")]
 
     @ps.graph
     async def pipeline(x: Any) -> Any:
@@ -85,18 +72,14 @@ async def test_a_stage_works_on_an_item_while_the_one_before_works_on_the_next()
     gates = [Gate() for _ in range(4)]
 
     def stage(part: devices.DeviceMesh, gate: Gate) -> Any:
-        @ps.device_node(device=part, pure=False)
-        def compute(x: jax.Array) -> jax.Array:
-            return gate.pass_through(x) + 1
-
-        return compute
+        return ps.device_node(device=part, pure=False)(lambda x: gate.pass_through(x) + 1)
 
     # One device for each stage: on simulated devices, programs with collectives run one at a time.
     line = devices.DeviceMesh(shape=(4,), axis_names=("stage",), device="cpu")
     first, second, third, last = map(stage, line.split("stage"), gates)
 
     pipeline = first >> second >> third >> last
-    async with engine.stream(pipeline(np.full(2, 10 * item, np.float32)) for item in range(4)) as results:
+    async with engine.stream(pipeline(row(10 * item)) for item in range(4)) as results:
         given = asyncio.ensure_future(_all(results))
         # A gate lets one computation pass at a time: the pipeline fills, step by step.
         for step in range(4):

@@ -1,6 +1,8 @@
 """Rows that several items share: neither its row nor a failing neighbour changes the result of an item."""
 
 import asyncio
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ from tests.conftest import EFFORT
 from tests.tracing import Tracing, attributes_of
 
 from .gates import Gate
+from .kit import refusing, row
 from .test_busy_devices import little_memory
 
 WIDTH = 3
@@ -99,61 +102,60 @@ def test_an_item_gets_the_same_whatever_shares_its_row(lengths: list[int], bad: 
         assert not tokens["ids"].flags.writeable
 
 
-def counting(**options: Any) -> ps.Graph[[Any], Any]:
-    @ps.device_node(device="cpu", batch=batch_of(**options), sample_input=(np.zeros(3, np.float32),))
+def ones(length: int) -> Any:
+    return np.ones(length, np.float32)
+
+
+def numbers_of(results: list[Any]) -> list[float | None]:
+    return [None if isinstance(one, BaseException) else float(one) for one in results]
+
+
+def summing(change: Callable[[Any], Any] = lambda x: x, device: Any = "cpu", **options: Any) -> Any:
+    """Makes a node that changes all rows, and sums the numbers of each item."""
+    batch = batch_of(**{"lengths": (8,), "max_wait_seconds": 0.2, **options})
+
+    @ps.device_node(device=device, batch=batch, prefetch=1, sample_input=(np.zeros(3, np.float32),))
     def total(x: devices.Array, segments: Any = None) -> Any:
-        return jnp.einsum("ril,rl->ri", members_of(segments, 4), x)
+        return jnp.einsum("ril,rl->ri", members_of(segments, 4), change(x))
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return total(x)
-
-    of.total = total  # type: ignore[attr-defined]
-    return of
+    return total
 
 
 async def test_there_is_a_program_for_all_rows_and_one_for_a_single_row() -> None:
-    graph: Any = counting(lengths=(8,), max_wait_seconds=0.2)
+    total = summing()
+    graph = ps.graph(total)
     async with engine.deploy(graph, warmup=True) as service:
-        before = graph.total.compile_statistics()
-        results = await asyncio.gather(*(service(np.ones(n, np.float32)) for n in (5, 3, 7, 1)))
-        assert [float(result) for result in results] == [5, 3, 7, 1]
+        before = total.compile_statistics()
+        results = await asyncio.gather(*(service(ones(n)) for n in (5, 3, 7, 1)))
+        assert numbers_of(results) == [5, 3, 7, 1]
         assert isinstance(results[0], np.ndarray)
-        full = graph.total.batch_statistics()
+        full = total.batch_statistics()
         assert (full.batches, full.rows, full.calls, full.item_tokens, full.tokens, full.fill) == (1, 2, 4, 16, 16, 1)
-        assert float(await service(np.ones(2, np.float32))) == 2
-        one = graph.total.batch_statistics()
+        assert float(await service(ones(2))) == 2
+        one = total.batch_statistics()
         assert (one.batches, one.rows, one.tokens, one.fill) == (2, 3, 24, 0.75)
-    after = graph.total.compile_statistics()
+    after = total.compile_statistics()
     assert (before.programs, after.programs, after.misses) == (2, 2, before.misses)
     assert "cpu, 2 rows of 8" in str(graph)
 
 
 async def test_an_item_that_fits_no_row_fails_alone() -> None:
-    results = await results_of(counting(), [np.ones(n, np.float32) for n in (2, 17, 16, 8)])
-    assert [float(result) for result in results if not isinstance(result, BaseException)] == [2, 16, 8]
+    results = await results_of(ps.graph(summing(lengths=(8, 16))), [ones(n) for n in (2, 17, 16, 8)])
+    assert numbers_of(results) == [2, None, 16, 8]
     assert isinstance(results[1], ValueError)
     assert "argument 'x': its length is 17 along axis 0, and the last of lengths=(8, 16) is shorter" in str(results[1])
 
 
 async def test_items_of_one_length_of_rows_do_not_fill_others() -> None:
-    graph: Any = counting(max_wait_seconds=0.2)
-    await results_of(graph, [np.ones(n, np.float32) for n in (4, 4, 8, 9, 16)])
-    found = graph.total.batch_statistics()
+    total = summing(lengths=(8, 16))
+    await results_of(ps.graph(total), [ones(n) for n in (4, 4, 8, 9, 16)])
+    found = total.batch_statistics()
     assert (found.batches, found.rows, found.tokens) == (2, 4, 2 * 8 + 2 * 16)
 
 
 async def test_items_that_have_left_or_are_late_are_not_computed() -> None:
     gate = Gate()
-
-    @ps.device_node(device="cpu", batch=batch_of(lengths=(8,), rows=1), prefetch=1)
-    def gated(x: devices.Array, segments: Any = None) -> Any:
-        return jnp.einsum("ril,rl->ri", members_of(segments, 4), gate.pass_through(x))
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return gated(x)
-
+    of = ps.graph(summing(gate.pass_through, rows=1, max_wait_seconds=0))
     async with engine.deploy(of) as service:
         first = asyncio.ensure_future(service(np.full(8, 1, np.float32)))
         await gate.entered()
@@ -171,15 +173,7 @@ async def test_items_that_have_left_or_are_late_are_not_computed() -> None:
 
 async def test_higher_priorities_go_first_and_the_first_of_them_is_in_the_next_batch() -> None:
     gate = Gate()
-
-    @ps.device_node(device="cpu", batch=batch_of(lengths=(8,), rows=1), prefetch=1)
-    def gated(x: devices.Array, segments: Any = None) -> Any:
-        return jnp.einsum("ril,rl->ri", members_of(segments, 4), gate.pass_through(x))
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return gated(x)
-
+    of = ps.graph(summing(gate.pass_through, rows=1, max_wait_seconds=0))
     async with engine.deploy(of) as service:
         calls = [asyncio.ensure_future(service(np.full(8, 0, np.float32)))]
         await gate.entered()
@@ -189,66 +183,42 @@ async def test_higher_priorities_go_first_and_the_first_of_them_is_in_the_next_b
             await asyncio.sleep(0)
         gate.open()
         await asyncio.gather(*calls)
-    rows = [row for (row,) in gate.values[1:]]
+    rows = [only for (only,) in gate.values[1:]]
     # First the two items of priority 1; no other item fits beside them. Then the others as they came; one has to wait.
     assert rows == [[3.0] * 5 + [5.0] * 2 + [0.0], [1.0] * 4 + [2.0] * 3 + [0.0], [4.0] * 4 + [0.0] * 4]
 
 
-def refusing_negatives(batch: devices.PackedBatch) -> tuple[Any, ps.Graph[[Any], Any]]:
-    """Make a node that sums an item and fails for negative numbers; return the node and its graph."""
-
-    def refuse(x: Any) -> Any:
-        if (np.asarray(x) < 0).any():
-            raise ValueError("a negative number")
-        return np.asarray(x)
-
-    @ps.device_node(device="cpu", batch=batch)
-    def refusing(x: devices.Array, segments: Any = None) -> Any:
-        x = jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-        return jnp.einsum("ril,rl->ri", members_of(segments, 4), x)
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return refusing(x)
-
-    return refusing, of
-
-
 async def test_an_item_that_fails_fails_alone() -> None:
-    refusing, of = refusing_negatives(batch_of(lengths=(8,), max_wait_seconds=0.2))
+    total = summing(refusing)
     values = [1, 2, -3, 4, 5, -6, 7, 8]
-    results = await results_of(of, [np.full(2, value, np.float32) for value in values])
+    results = await results_of(ps.graph(total), [*map(row, values)])
     assert ["negative number" in str(result) for result in results] == [value < 0 for value in values]
-    assert [float(r) for r in results if not isinstance(r, BaseException)] == [2 * v for v in values if v > 0]
-    assert refusing.compile_statistics().programs == 1  # the parts of the batch run in the same program as the batch
+    assert numbers_of(results) == [2 * value if value > 0 else None for value in values]
+    assert total.compile_statistics().programs == 1  # the parts of the batch run in the same program as the batch
 
 
 async def test_the_parts_of_a_batch_that_failed_fit_its_rows() -> None:
-    refusing, of = refusing_negatives(batch_of(lengths=(8,), rows=3, max_wait_seconds=0.2))
+    total = summing(refusing, rows=3)
     # The rows of a part fit only if its items keep the order of their batch; otherwise, they would need four rows.
-    results = await results_of(of, [np.full(n, -1 if i == 0 else 1, np.float32) for i, n in enumerate((4, 6, 2, 7, 4))])
+    results = await results_of(ps.graph(total), [-ones(4), *map(ones, (6, 2, 7, 4))])
     assert "negative number" in str(results[0])
-    assert [float(result) for result in results[1:]] == [6, 2, 7, 4]
-    assert refusing.batch_statistics().batches <= 7  # the batch, and six parts to find one bad item of five
+    assert numbers_of(results) == [None, 6, 2, 7, 4]
+    assert total.batch_statistics().batches <= 7  # the batch, and six parts to find one bad item of five
 
 
 async def test_rows_that_do_not_fit_the_memory_together_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph: Any = counting(lengths=(8,), rows=4, max_wait_seconds=0.2)
-    async with engine.deploy(graph) as service:
-
-        async def values_of(*lengths: int) -> list[float]:
-            return [float(one) for one in await asyncio.gather(*(service(np.ones(n, np.float32)) for n in lengths))]
-
+    lengths = [5, 3, 8, 7, 1, 4, 4]
+    async with engine.deploy(ps.graph(summing(rows=4))) as service:
         with little_memory(monkeypatch, 1, late=False) as sizes:
             for _ in range(2):
-                assert await values_of(5, 3, 8, 7, 1, 4, 4) == [5, 3, 8, 7, 1, 4, 4]
+                assert numbers_of(await asyncio.gather(*(service(ones(n)) for n in lengths))) == lengths
         assert sizes == [4, 1, 1, 1, 1, 1, 1, 1, 1]
         with little_memory(monkeypatch, 0, late=False), pytest.raises(ps.DeviceError, match=r"one row of node 'total'"):
-            await service(np.ones(2, np.float32))
+            await service(ones(2))
 
 
 async def test_a_span_says_how_full_the_rows_are(tracing: Tracing) -> None:
-    await results_of(counting(lengths=(8,), max_wait_seconds=0.2), [np.ones(n, np.float32) for n in (5, 6, 1)])
+    await results_of(ps.graph(summing()), [ones(n) for n in (5, 6, 1)])
     found = attributes_of(tracing.one("penstock.batch total"))
     assert (found[names.BATCH_ITEMS], found[names.BATCH_ROWS]) == (3, 2)
     assert (found[names.BATCH_ITEM_TOKENS], found[names.BATCH_TOKENS]) == (12, 16)
@@ -261,15 +231,11 @@ async def test_the_rows_of_a_batch_are_split_over_a_mesh() -> None:
     def total(x: devices.Array, segments: Any = None, positions: Any = None) -> Any:
         return jnp.einsum("ril,rl->ri", members_of(segments, 4), x * positions)
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return total(x)
-
-    results = await results_of(of, [np.ones(n, np.float32) for n in (8, 7, 6)])
-    assert [float(result) for result in results] == [28, 21, 15]
+    of = ps.graph(total)
+    assert numbers_of(await results_of(of, [ones(n) for n in (8, 7, 6)])) == [28, 21, 15]
     assert total.batch_statistics().rows == 4
     # Items that fill fewer rows than a batch has run at once on all devices, not row by row.
-    await results_of(of, [np.ones(8, np.float32)] * 2)
+    await results_of(of, [ones(8)] * 2)
     assert (total.batch_statistics().batches, total.batch_statistics().rows) == (2, 6)
 
 
@@ -286,22 +252,23 @@ async def test_arrays_that_all_items_share_are_passed_once() -> None:
         return looked_up(ids, 3.0, table)
 
     results = await results_of(of, [np.array(ids, np.int32) for ids in ([1, 2], [9], [])])
-    assert [float(result) for result in results] == [9, 27, 0]
+    assert numbers_of(results) == [9, 27, 0]
     assert looked_up.batch_statistics().batches == 1
 
 
-async def test_neighbours_that_pack_stay_programs_of_their_own() -> None:
-    @ps.device_node(device="cpu", batch=batch_of(results="tokens"))
-    def doubled(x: devices.Array, segments: Any = None) -> Any:
-        return x * 2
+@ps.device_node(device="cpu", batch=batch_of(results="tokens"))
+def plus_one(x: devices.Array, segments: Any = None) -> Any:
+    return x + 1
 
+
+async def test_neighbours_that_pack_stay_programs_of_their_own() -> None:
     @ps.graph
     async def of(x: Any) -> Any:
-        return doubled(doubled(x))
+        return plus_one(plus_one(x))
 
-    assert "doubled stays a program of its own: it has rows of several items" in str(engine.plan(of))
-    (result,) = await results_of(of, [np.ones(3, np.float32)])
-    assert result.tolist() == [4, 4, 4]
+    assert "plus_one stays a program of its own: it has rows of several items" in str(engine.plan(of))
+    (result,) = await results_of(of, [ones(3)])
+    assert result.tolist() == [3, 3, 3]
 
 
 def without_segments(x: Any) -> Any: ...
@@ -327,9 +294,8 @@ def test_a_function_that_cannot_tell_items_apart_is_refused(fn: Any, message: st
 async def test_where_rows_do_not_belong_they_are_refused() -> None:
     with pytest.raises(TypeError, match="PackedBatch is for device_node"):
         ps.node(batch=batch_of())(without_segments)
-    graph: Any = counting()
     with pytest.raises(TypeError, match="'total' packs its items into rows"):
-        await devices.fit(graph.total, (np.ones(3, np.float32),))
+        await devices.fit(summing(), (ones(3),))
 
 
 @pytest.mark.parametrize(
@@ -341,32 +307,23 @@ async def test_where_rows_do_not_belong_they_are_refused() -> None:
     ],
 )
 async def test_a_result_of_another_shape_is_refused_when_it_is_traced(results: Any, given: Any, shape: str) -> None:
-    @ps.device_node(device="cpu", batch=batch_of(lengths=(8,), results=results, max_wait_seconds=0.2))
-    def wrong(x: devices.Array, segments: Any = None) -> Any:
-        return given(x)
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return wrong(x)
-
-    for error in await results_of(of, [np.ones(8, np.float32)] * 2):
+    batch = batch_of(lengths=(8,), results=results, max_wait_seconds=0.2)
+    wrong = ps.device_node(device="cpu", batch=batch, name="wrong")(lambda x, segments=None: given(x))
+    for error in await results_of(ps.graph(wrong), [ones(8)] * 2):
         assert isinstance(error, ValueError)
-        with pytest.raises(ValueError, match=rf"node 'wrong' has PackedBatch\(results='{results}'\).*{shape}"):
-            raise error
+        assert re.search(rf"node 'wrong' has PackedBatch\(results='{results}'\).*{shape}", str(error))
 
 
 async def test_arguments_that_are_no_sequences_of_one_length_are_refused() -> None:
-    @ps.device_node(device="cpu", batch=batch_of(results="tokens"))
-    def plus(x: devices.Array, y: Any, segments: Any = None) -> Any:
-        return x + y
+    plus = ps.device_node(device="cpu", batch=batch_of(results="tokens"))(lambda x, y, segments=None: x + y)
 
     @ps.graph
     async def of(xy: Any) -> Any:
         return plus(xy[0], xy[1])
 
-    x = np.ones(3, np.float32)
+    x = ones(3)
     number, other, keys, fine = await results_of(
-        of, [(x, 2.0), (x, np.ones(2, np.float32)), (x, jax.random.split(jax.random.key(0), 3)), (x, x)]
+        of, [(x, 2.0), (x, ones(2)), (x, jax.random.split(jax.random.key(0), 3)), (x, x)]
     )
     assert "argument 'y': a sequence is an array with a first axis, and this is a number" in str(number)
     assert "have different lengths (x 3, y 2): name the arrays that are no sequences in shared=" in str(other)
@@ -378,18 +335,14 @@ async def test_arguments_that_are_no_sequences_of_one_length_are_refused() -> No
 
 
 async def test_what_rows_of_several_items_cannot_do_is_refused() -> None:
-    @ps.device_node(device="cpu", batch=batch_of(results="tokens"))
-    def plus(x: devices.Array, segments: Any = None) -> Any:
-        return x + 1
-
     @ps.graph
     async def of(x: Any) -> Any:
-        return plus(x, segments=np.ones((1, 8), np.int32))
+        return plus_one(x, segments=np.ones((1, 8), np.int32))
 
-    (error,) = await results_of(of, [np.ones(3, np.float32)])
-    assert "node 'plus': its batch makes the argument 'segments', so leave it out" in str(error)
-    with pytest.raises(TypeError, match="node 'plus' is written for rows of several items"):
-        plus.vmap()
+    (error,) = await results_of(of, [ones(3)])
+    assert "node 'plus_one': its batch makes the argument 'segments', so leave it out" in str(error)
+    with pytest.raises(TypeError, match="node 'plus_one' is written for rows of several items"):
+        plus_one.vmap()
 
 
 async def test_a_plain_call_takes_rows_and_no_item() -> None:

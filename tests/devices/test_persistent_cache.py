@@ -1,11 +1,11 @@
 """The persistent cache: a process reads the programs that an earlier process compiled."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from .processes import run
 
 CHILD = """
 import json, sys
@@ -17,8 +17,7 @@ jax.jit(lambda x: x - 1)(1.0)  # JAX has decided by now that there is no folder
 import asyncio, warnings
 from queue import SimpleQueue
 from penstock.devices import persistent_compile_cache
-from penstock.devices.compiling import CompileCache
-from penstock.devices.compiling import JittedFunction
+from penstock.devices.compiling import CompileCache, JittedFunction
 from penstock.devices.shardings import Placement
 
 persistent_compile_cache(sys.argv[1])
@@ -35,9 +34,8 @@ print(json.dumps({"result": result, "hits": hits, "misses": events.count("/jax/c
 
 
 def run_child(folder: Path) -> tuple[dict[str, float], str]:
-    child = subprocess.run(
-        [sys.executable, "-c", CHILD, str(folder)], capture_output=True, text=True, timeout=50, check=True
-    )
+    child = run("-c", CHILD, str(folder))
+    assert child.returncode == 0, child.stderr
     return json.loads(child.stdout), child.stderr
 
 

@@ -13,73 +13,62 @@ import pytest
 import penstock as ps
 from penstock import devices, engine
 
-from .gates import Gate
+from .gates import Gate, gated
+from .kit import row, values_of
 
 
 async def test_calls_of_a_node_run_on_all_its_devices_at_once() -> None:
     gate = Gate()
 
-    @ps.device_node(device="cpu:1", replicas=4, prefetch=1, pure=False)
-    def node(x: jax.Array) -> jax.Array:
-        return gate.pass_through(x) * 2
-
+    node = ps.device_node(device="cpu:1", replicas=4, prefetch=1, pure=False)(lambda x: gate.pass_through(x) * 2)
     async with engine.deploy(ps.graph(node), max_in_flight=16) as service, asyncio.TaskGroup() as tasks:
-        calls = [tasks.create_task(service(np.full(2, number, np.float32))) for number in range(8)]
+        calls = [tasks.create_task(service(row(number))) for number in range(8)]
         await gate.entered(4)
         # The other items wait for the first free replica.
         assert sorted(value[0] for value in gate.values) == [0, 1, 2, 3]
         gate.open()
     results = [call.result() for call in calls]
-    assert [float(result[0]) for result in results] == [2.0 * number for number in range(8)]
+    assert values_of(results) == [2 * number for number in range(8)]
     assert {device.id for result in results for device in result.devices()} == {1, 2, 3, 4}
 
 
 async def test_a_call_goes_to_the_device_that_is_free_and_waits_behind_none_that_is_not() -> None:
     gate = Gate()
 
-    @ps.device_node(device="cpu", replicas=2, prefetch=1, pure=False)
-    def node(x: jax.Array) -> jax.Array:
-        return jax.lax.cond(x[0] < 0, gate.pass_through, lambda x: x, x)
-
+    node = ps.device_node(device="cpu", replicas=2, prefetch=1, pure=False)(
+        lambda x: jax.lax.cond(x[0] < 0, gate.pass_through, lambda x: x, x)
+    )
     async with engine.deploy(ps.graph(node), max_in_flight=32) as service, asyncio.TaskGroup() as tasks:
-        slow = tasks.create_task(service(np.full(2, -1, np.float32)))
+        slow = tasks.create_task(service(row(-1)))
         await gate.entered()
-        results = [await service(np.full(2, number, np.float32)) for number in range(5)]
-        results += await asyncio.gather(*(service(np.full(2, number, np.float32)) for number in range(5, 20)))
+        results = [await service(row(number)) for number in range(5)]
+        results += await asyncio.gather(*(service(row(number)) for number in range(5, 20)))
         assert not slow.done()
         gate.open()
     (busy,) = slow.result().devices()
-    assert [float(result[0]) for result in results] == list(range(20))
+    assert values_of(results) == list(range(20))
     assert all(busy not in result.devices() for result in results)
 
 
 async def test_each_replica_takes_batches_of_its_own() -> None:
     gate = Gate()
-
-    @ps.device_node(device="cpu", replicas=3, prefetch=1, batch=ps.Batch(4))
-    def node(x: jax.Array) -> jax.Array:
-        return gate.pass_through(x) + 1
-
-    async with engine.deploy(ps.graph(node), max_in_flight=32) as service, asyncio.TaskGroup() as tasks:
+    of = gated(gate, replicas=3, prefetch=1, batch=ps.Batch(4))
+    async with engine.deploy(of, max_in_flight=32) as service, asyncio.TaskGroup() as tasks:
         calls = [tasks.create_task(service(np.float32(number))) for number in range(16)]
         await gate.entered(3)
         assert sorted(gate.values) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
         gate.open()
-    assert [float(call.result()) for call in calls] == [number + 1 for number in range(16)]
+    assert [float(call.result()) for call in calls] == [*range(16)]
 
 
 async def test_with_room_for_more_each_device_gets_one_before_any_gets_two() -> None:
     gate = Gate()
-
-    @ps.device_node(device="cpu", replicas=4, prefetch=2, batch=ps.Batch(2))
-    def node(x: jax.Array) -> jax.Array:
-        return gate.pass_through(x) + 1
-
-    async with engine.deploy(ps.graph(node), max_in_flight=32) as service, asyncio.TaskGroup() as tasks:
+    of = gated(gate, replicas=4, prefetch=2, batch=ps.Batch(2))
+    async with engine.deploy(of, max_in_flight=32) as service, asyncio.TaskGroup() as tasks:
         calls = [tasks.create_task(service(np.float32(number))) for number in range(8)]
         await gate.entered(4)
         gate.open()
-    assert [float(call.result()) for call in calls] == [number + 1 for number in range(8)]
+    assert [float(call.result()) for call in calls] == [*range(8)]
 
 
 async def test_parameters_are_placed_on_each_device_and_reloaded_there() -> None:
@@ -89,35 +78,25 @@ async def test_parameters_are_placed_on_each_device_and_reloaded_there() -> None
     async def weights() -> AsyncIterator[dict[str, Any]]:
         yield {"w": np.full(3, version, np.float32)}
 
-    @ps.device_node(device="cpu:2", replicas=3)
-    def scaled(parameters: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-        return parameters["w"] * x
+    scaled = ps.device_node(device="cpu:2", replicas=3)(lambda parameters, x: parameters["w"] * x)
 
     @ps.graph
     async def graph(x: Any) -> Any:
         return scaled(await weights(), x)
 
     async with engine.deploy(graph) as service:
-        results = await asyncio.gather(*(service(np.float32(number)) for number in range(12)))
-        assert [float(result[0]) for result in results] == list(range(12))
-        version = 5.0
-        await service.reload(weights)
-        results = await asyncio.gather(*(service(np.float32(number)) for number in range(12)))
-        assert [float(result[0]) for result in results] == [5.0 * number for number in range(12)]
+        for version in (1.0, 5.0):
+            await service.reload(weights)
+            results = await asyncio.gather(*(service(np.float32(number)) for number in range(12)))
+            assert values_of(results) == [version * number for number in range(12)]
     statistics = scaled.compile_statistics()
     assert (statistics.programs, statistics.transfers, statistics.recompilations) == (3, 0, ())
 
 
 @pytest.mark.parametrize("batch", [None, ps.Batch(4), ps.Batch(4, max_wait_seconds=0.002)])
 async def test_many_calls_and_cancels_leave_nothing_behind(batch: ps.Batch | None) -> None:
-    @ps.device_node(device="cpu", replicas=4, batch=batch)
-    def node(x: jax.Array) -> jax.Array:
-        return jnp.sin(x).sum()
-
-    @ps.device_node(device="cpu:1", pure=False)
-    def neighbour(x: jax.Array) -> jax.Array:
-        return x + 1
-
+    node = ps.device_node(device="cpu", replicas=4, batch=batch)(lambda x: jnp.sin(x).sum())
+    neighbour = ps.device_node(device="cpu:1", pure=False)(lambda x: x + 1)
     graphs = [ps.graph(neighbour), ps.graph(node)]
     async with engine.deploy(*graphs, max_in_flight=256) as service, asyncio.TaskGroup() as tasks:
         calls = [

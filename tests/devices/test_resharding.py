@@ -1,6 +1,8 @@
 """Arrays with another placement: they are moved, counted with their direction, and not waited for."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +18,22 @@ LEFT, RIGHT = devices.DeviceMesh(shape=(2, 4), axis_names=("stage", "data"), dev
 X = np.arange(64, dtype=np.float32).reshape(8, 8)
 
 
-async def test_a_mismatch_between_nodes_is_a_transfer_with_a_direction() -> None:
-    @ps.device_node(device=LEFT, in_specs=P("data"), out_specs=P("data"), pure=False)
-    def first(x: jax.Array) -> jax.Array:
-        return x + 1
+def placed(mesh: devices.DeviceMesh, fn: Callable[[Any], Any]) -> Any:
+    """Returns a node whose argument and result are split in the same way."""
+    return ps.device_node(device=mesh, in_specs=P("data"), out_specs=P("data"), pure=False)(fn)
 
-    @ps.device_node(device=RIGHT, in_specs=P(None, "data"), out_specs=P("data"), pure=False)
-    def second(x: jax.Array) -> jax.Array:
-        return jnp.cumsum(x, 0)
 
-    @ps.device_node(device="cpu:3", pure=False)
-    def third(x: jax.Array) -> jax.Array:
-        return x * 2
-
-    graph = first >> second >> third
+async def test_only_a_mismatch_between_nodes_is_a_transfer_and_it_has_a_direction() -> None:
+    first, matching = placed(LEFT, lambda x: x + 1), placed(LEFT, lambda x: x * 2)
+    second = ps.device_node(device=RIGHT, in_specs=P(None, "data"), out_specs=P("data"), pure=False)(
+        lambda x: jnp.cumsum(x, 0)
+    )
+    third = ps.device_node(device="cpu:3", pure=False)(lambda x: x)
+    graph = first >> matching >> second >> third
     for _ in range(3):
         result = await engine.run(graph(X))
     np.testing.assert_allclose(np.asarray(result), np.cumsum(X + 1, 0) * 2)
-    assert first.compile_statistics().transfers == 0
+    assert first.compile_statistics().transfers == matching.compile_statistics().transfers == 0
     (direction,) = second.compile_statistics().directions
     assert str(direction) == (
         "x: mesh(stage=1, data=4) P('data') -> mesh(stage=1, data=4) of cpu:4,5,6,7 P(None, 'data'), 3 times"
@@ -43,38 +43,13 @@ async def test_a_mismatch_between_nodes_is_a_transfer_with_a_direction() -> None
     assert (direction.argument, direction.destination, direction.count) == ("x", "cpu:3", 3)
 
 
-async def test_nodes_that_match_transfer_nothing() -> None:
-    @ps.device_node(device=LEFT, in_specs=P("data"), out_specs=P("data"), pure=False)
-    def first(x: jax.Array) -> jax.Array:
-        return x + 1
-
-    @ps.device_node(device=LEFT, in_specs=P("data"), pure=False)
-    def second(x: jax.Array) -> jax.Array:
-        return x * 2
-
-    graph = first >> second
-    np.testing.assert_allclose(np.asarray(await engine.run(graph(X))), (X + 1) * 2)
-    assert second.compile_statistics().transfers == 0
-
-
 async def test_a_result_goes_from_mesh_to_mesh_before_it_is_ready() -> None:
     gate = Gate()
 
-    @ps.device_node(device=LEFT, out_specs=P("data"), pure=False)
-    def slow(x: jax.Array) -> jax.Array:
-        return gate.pass_through(x)
-
-    @ps.device_node(device=RIGHT, in_specs=P(None, "data"), pure=False)
-    def after(x: jax.Array) -> jax.Array:
-        return x.sum(0)
-
-    @ps.device_node(device=RIGHT, pure=False)
-    def other(x: jax.Array) -> jax.Array:
-        return x * 2
-
-    graph = slow >> after
-    beside = ps.graph(other)
-
+    slow = ps.device_node(device=LEFT, out_specs=P("data"), pure=False)(gate.pass_through)
+    after = ps.device_node(device=RIGHT, in_specs=P(None, "data"), pure=False)(lambda x: x.sum(0))
+    other = ps.device_node(device=RIGHT, pure=False)(lambda x: x * 2)
+    graph, beside = slow >> after, ps.graph(other)
     gate.open()
     await engine.run(graph(X))
     await engine.run(beside(X))

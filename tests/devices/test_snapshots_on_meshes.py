@@ -15,7 +15,7 @@ from tests.saving.exact import exact
 
 jax = pytest.importorskip("jax")
 
-ROWS = np.random.default_rng(1).standard_normal((480, 8)).astype(np.float32)
+ROWS = np.random.default_rng(1).standard_normal((240, 8)).astype(np.float32)
 Stage = Callable[[Any], Any]
 
 

@@ -32,38 +32,20 @@ def checked(limit: float) -> Callable[[Any], Any]:
     return lambda x: jax.pure_callback(refuse, like(x), x)
 
 
-@ps.device_node(device="cpu")
-def doubled(x: Any) -> Any:
-    return x * 2
+def on_cpu(name: str, fn: Callable[..., Any], **options: Any) -> Any:
+    return ps.device_node(**{"device": "cpu", "name": name, **options})(fn)
 
 
-@ps.device_node(device="cpu")
-def tanh(x: Any) -> Any:
-    return jnp.tanh(x)
-
-
-@ps.device_node(device="cpu")
-def total(x: Any) -> Any:
-    return x.sum()
-
-
-@ps.device_node(device="cpu")
-def scaled(x: Any, factor: Any) -> Any:
-    return x * factor
-
-
-@ps.device_node(device="cpu")
-def pair(x: Any) -> Any:
-    return {"x": x + 1, "sum": x.sum()}
-
-
-@ps.device_node(device="cpu")
-def added(x: Any, y: Any) -> Any:
-    return x + y
-
-
-below_nine = ps.device_node(device="cpu", name="below_nine")(checked(9))
-below_six = ps.device_node(device="cpu", name="below_six")(checked(6))
+doubled = on_cpu("doubled", lambda x: x * 2)
+half_more = on_cpu("half_more", lambda x: x + 0.5)
+unchanged = on_cpu("unchanged", lambda x: x * 1)
+tanh = on_cpu("tanh", jnp.tanh)
+total = on_cpu("total", lambda x: x.sum())
+scaled = on_cpu("scaled", lambda x, factor: x * factor)
+added = on_cpu("added", lambda x, y: x + y)
+pair = on_cpu("pair", lambda x: {"x": x + 1, "sum": x.sum()})
+below_nine = on_cpu("below_nine", checked(9))
+below_six = on_cpu("below_six", checked(6))
 value_of = ps.node(name="value_of")(lambda record: record.value)
 
 
@@ -134,7 +116,7 @@ async def test_what_one_stage_builds_goes_to_the_next_as_it_is() -> None:
     @ps.graph
     async def feed() -> Any:
         built = ps.map_each(lambda x: {"a": doubled(x), "b": tanh(x)}, batches())
-        return built >> ps.device_node(device="cpu", name="both")(lambda two: two["a"] - two["b"])
+        return built >> on_cpu("both", lambda two: two["a"] - two["b"])
 
     assert joined(feed) == ["doubled → tanh → both"]
     assert same(await values_of(feed()), await values_of(feed(), fuse=False))
@@ -145,9 +127,9 @@ async def test_what_one_stage_builds_goes_to_the_next_as_it_is() -> None:
     [
         (lambda x: ps.map_each(tanh, ps.map_each(doubled, x, concurrency=2)), "concurrency=2"),
         (lambda x: ps.map_each(tanh, ps.map_each(doubled, x, on_error="skip")), "on_error='skip'"),
-        (lambda x: x >> doubled >> ps.device_node(device="cpu:1", name="there")(jnp.sin), "differ in device"),
-        (lambda x: x >> doubled >> ps.device_node(device="cpu", name="alone", fuse=False)(jnp.sin), "fuse=False"),
-        (lambda x: x >> doubled >> ps.device_node(device="cpu", pure=False, name="impure")(jnp.sin), "pure=False"),
+        (lambda x: x >> doubled >> on_cpu("there", jnp.sin, device="cpu:1"), "differ in device"),
+        (lambda x: x >> doubled >> on_cpu("alone", jnp.sin, fuse=False), "fuse=False"),
+        (lambda x: x >> doubled >> on_cpu("impure", jnp.sin, pure=False), "pure=False"),
         (
             lambda x: ps.map_each(lambda two: tanh(two[0]), ps.map_each(lambda y: (doubled(y), y), x)),
             "a part of a result that the stage before builds of several values",
@@ -166,40 +148,34 @@ async def test_stages_that_stay_apart_say_why(graph: Callable[[Any], Any], reaso
     assert len(await values_of(feed())) == 6
 
 
-async def test_a_stage_does_not_wait_for_what_only_a_later_one_takes() -> None:
+async def test_a_stage_that_waits_for_another_step_or_stands_behind_an_effect_stays_apart() -> None:
     @ps.node
     async def slow() -> float:
         return 2.0
 
+    @ps.node(effectful=True)
+    async def book() -> None: ...
+
     @ps.graph
-    async def feed() -> Any:
+    async def waits() -> Any:
         first = batches() >> doubled
         factor = await slow()
         return ps.map_each(lambda x: scaled(x, factor), first)
 
-    assert joined(feed) == []
-    assert report_of(feed).notes[0].endswith("it waits for more steps: the stages before it run meanwhile")
-
-
-LARGE = {3: 7.0, 4: 12.0}
-
-
-async def test_stages_around_an_effect_stay_apart() -> None:
-    booked: list[int] = []
-
-    @ps.node(effectful=True)
-    async def book() -> None:
-        booked.append(1)
-
     @ps.graph
-    async def feed() -> Any:
+    async def behind_an_effect() -> Any:
         first = batches() >> doubled
         await book()
         return first >> tanh
 
-    assert joined(feed) == []
-    assert report_of(feed).notes[0].endswith("an effect stands between them")
-    assert len(await values_of(feed())) == 6
+    waiting = "it waits for more steps: the stages before it run meanwhile"
+    for feed, reason in ((waits, waiting), (behind_an_effect, "an effect stands between them")):
+        assert joined(feed) == []
+        assert report_of(feed).notes[0].endswith(reason)
+        assert len(await values_of(feed())) == 6
+
+
+LARGE = {3: 7.0, 4: 12.0}
 
 
 def failing(*, on_error: Any = "raise") -> Any:
@@ -216,16 +192,6 @@ def failing(*, on_error: Any = "raise") -> Any:
 @ps.node
 def grown(index: int, large: dict[int, float]) -> np.ndarray:
     return np.full(3, large.get(index, index / 20), np.float32)
-
-
-@ps.device_node(device="cpu")
-def half_more(x: Any) -> Any:
-    return x + 0.5
-
-
-@ps.device_node(device="cpu")
-def unchanged(x: Any) -> Any:
-    return x * 1
 
 
 async def outcome_of(call: Any, **options: Any) -> Any:
@@ -279,7 +245,7 @@ async def test_an_error_that_is_only_that_of_the_whole_says_so() -> None:
             raise ValueError("once")
         return x
 
-    flaky = ps.device_node(device="cpu", name="flaky")(lambda x: jax.pure_callback(refuse_once, like(x), x))
+    flaky = on_cpu("flaky", lambda x: jax.pure_callback(refuse_once, like(x), x))
 
     @ps.graph
     async def feed() -> Any:
@@ -356,7 +322,7 @@ AT_THE_END: tuple[Callable[[Any], Any], ...] = (
 
 
 def as_nodes(functions: tuple[Callable[[Any], Any], ...]) -> list[Any]:
-    nodes = [ps.device_node(device="cpu", name="op")(one) for one in functions]
+    nodes = [on_cpu("op", one) for one in functions]
     return [*nodes, *(node.vmap() for node in nodes[:2])]
 
 
@@ -387,8 +353,8 @@ async def test_a_chain_of_stages_gives_the_same_bits_as_the_stages_one_by_one(
 
 async def test_a_step_that_overwrites_its_state_is_the_last_of_its_program() -> None:
     seen: list[Any] = []
-    step = ps.device_node(device="cpu", name="step", donate=True)(lambda state, x: state * 0.5 + x)
-    columns = ps.device_node(device="cpu", name="columns")(lambda x: x.sum(axis=0))
+    step = on_cpu("step", lambda state, x: state * 0.5 + x, donate=True)
+    columns = on_cpu("columns", lambda x: x.sum(axis=0))
 
     @ps.node(effectful="unordered")
     async def look(state: Any) -> None:
@@ -415,7 +381,7 @@ async def test_a_step_that_overwrites_its_state_is_the_last_of_its_program() -> 
 
 
 async def test_a_stage_that_overwrites_is_the_last_of_its_stages() -> None:
-    last = ps.device_node(device="cpu", name="last", donate=True)(lambda x: x + 1)
+    last = on_cpu("last", lambda x: x + 1, donate=True)
 
     @ps.graph
     async def feed() -> Any:
@@ -433,8 +399,7 @@ def names(graph: Any) -> list[str]:
     return [step.head.callee.name for step in engine.plan(graph).steps]
 
 
-shifted = ps.device_node(device="cpu", name="shifted")(lambda x, y, by=1.0: x + y * by)
-summed = ps.device_node(device="cpu", name="summed")(lambda x: x.sum())
+shifted = on_cpu("shifted", lambda x, y, by=1.0: x + y * by)
 LONG = np.random.default_rng(2).normal(size=(70, 3)).astype(np.float32)
 
 
@@ -462,7 +427,7 @@ async def test_chunks_pass_from_one_node_to_the_next_on_the_device() -> None:
 
 async def test_chunks_of_a_stream_are_one_program() -> None:
     functions = *ANYWHERE[1:], lambda x: x.sum()
-    nodes = [ps.device_node(device="cpu", name="op")(one).vmap(batch_size=16) for one in functions]
+    nodes = [on_cpu("op", one).vmap(batch_size=16) for one in functions]
 
     @ps.graph
     async def feed() -> Any:
@@ -478,15 +443,12 @@ async def test_chunks_of_a_stream_are_one_program() -> None:
 @pytest.mark.parametrize(
     ("chain", "expected"),
     [
-        (lambda x: summed.vmap(batch_size=8)(tanh.vmap(batch_size=16)(x)), ["tanh.vmap", "summed.vmap"]),
+        (lambda x: total.vmap(batch_size=8)(tanh.vmap(batch_size=16)(x)), ["tanh.vmap", "total.vmap"]),
         (lambda x: tanh.vmap(batch_size=16)(tanh.vmap(batch_size=16, out_axes=1)(x)), ["tanh.vmap", "tanh.vmap"]),
+        (lambda x: tanh.vmap(in_axes=1, batch_size=16)(tanh.vmap(batch_size=16, out_axes=1)(x)), ["tanh.vmap ×2"]),
         (
-            lambda x: tanh.vmap(in_axes=1, batch_size=16)(tanh.vmap(batch_size=16, out_axes=1)(x)),
-            ["tanh.vmap ×2"],
-        ),
-        (
-            lambda x: shifted.vmap(in_axes=(0, None), batch_size=16)(x, summed.vmap(batch_size=16)(x)[:3]),
-            ["summed.vmap", "shifted.vmap"],
+            lambda x: shifted.vmap(in_axes=(0, None), batch_size=16)(x, total.vmap(batch_size=16)(x)[:3]),
+            ["total.vmap", "shifted.vmap"],
         ),
         (lambda x: tanh.vmap()(tanh.vmap(batch_size=16)(x)), ["tanh.vmap", "tanh.vmap"]),
     ],
@@ -501,7 +463,7 @@ async def test_chunks_of_other_rows_stay_apart(chain: Callable[[Any], Any], expe
 
 
 async def test_a_program_of_chunks_is_compiled_for_the_samples_of_its_nodes() -> None:
-    first = ps.device_node(device="cpu", name="first", sample_input=(LONG[0],))(lambda x: x * 2)
+    first = on_cpu("first", lambda x: x * 2, sample_input=(LONG[0],))
 
     @ps.graph
     async def chunks(x: Any) -> Any:

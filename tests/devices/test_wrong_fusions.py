@@ -86,9 +86,11 @@ jax.jit, jax.stages.Lowered.compile = seen_jit, seen_compile
 from penstock.devices.enqueue_order import reshard
 reshard(jax.device_put(matrix, split), on_one)
 devices.benchmark("cpu", seconds=0.01)
+devices.select()
+devices.status()
 run_nodes()
 with_option = {name for name, options in compiled.items() if options == {wrong_fusions.XLA_OPTION: ""}}
-print(*sorted(with_option), "|", *sorted(compiled.keys() - with_option))
+print(*sorted(with_option), "|", *sorted(compiled.keys() - with_option), told())
 """
 
 
@@ -122,9 +124,9 @@ def test_the_flag_is_set_behind_those_of_the_user_while_backends_start(first: st
     assert found == str((0, f"{given} {XLA_FLAG}".strip()))
 
 
-def test_every_program_of_penstock_is_compiled_with_the_option() -> None:
+def test_every_program_is_compiled_with_the_option_and_backends_that_run_already_are_told_of_once() -> None:
     names = "_identity add_up multiply penstock_self_check product scale |"
-    assert printed(EVERY_PROGRAM, "counts-as-wrong") == names
+    assert printed(EVERY_PROGRAM, "counts-as-wrong", XLA_FLAGS="") == f"{names} {(1, '')}"
 
 
 @of_wrong_ones
@@ -137,11 +139,6 @@ def test_the_flag_is_taken_back_where_backends_cannot_start() -> None:
 def test_who_has_set_the_flag_is_not_told_anything() -> None:
     program = "import jax; jax.devices(); print(run_nodes(), run_outside(), told())"
     assert printed(program, "counts-as-wrong", XLA_FLAGS=XLA_FLAG) == f"[0, 0] 0 {(0, XLA_FLAG)}"
-
-
-def test_backends_that_run_already_are_told_of_once() -> None:
-    program = "import jax; jax.devices(); devices.select(); devices.status(); run_nodes(); print(told())"
-    assert printed(program, "counts-as-wrong", XLA_FLAGS="") == str((1, ""))
 
 
 @of_wrong_ones

@@ -1,0 +1,60 @@
+"""Parts of many tests of devices: nodes of one line, rows, outcomes of calls, and what is alive."""
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+import penstock as ps
+
+SIZE = 16_384  # float32 values: 64 KB, the size from which alignment matters
+
+
+def doubling(**options: Any) -> "ps.Graph[[Any], Any]":
+    """Return a graph of one node that doubles its argument."""
+    node: Any = ps.device_node(**{"device": "cpu", "name": "doubled", **options})
+    return ps.graph(node(lambda x: x * 2))
+
+
+def on_the_host(compute: Any, x: jax.Array) -> jax.Array:
+    """Return the result of a function of NumPy, which a program calls with `x`."""
+    return jax.pure_callback(compute, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="broadcast_all")
+
+
+def refuse_negatives(x: Any) -> Any:
+    if (np.asarray(x) < 0).any():
+        raise ValueError("a negative number")
+    return np.asarray(x)
+
+
+def refusing(x: jax.Array) -> jax.Array:
+    """Return `x`; the computation fails if a number in `x` is negative."""
+    return on_the_host(refuse_negatives, x)
+
+
+async def outcomes(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Return the result or the error of each call."""
+    return [*await asyncio.gather(*calls, return_exceptions=True)]
+
+
+def row(value: float) -> Any:
+    return np.full(2, value, np.float32)
+
+
+def at_64(value: float = 1) -> Any:
+    """Return a user's array that is aligned, so that XLA on a CPU would use it in place."""
+    memory = np.empty(SIZE + 16, np.float32)
+    array = memory[-memory.ctypes.data % 64 // 4 :][:SIZE]
+    array[:] = value
+    return array
+
+
+def values_of(results: list[Any]) -> list[float | None]:
+    """Return the first number of each result, and None for an error."""
+    return [None if isinstance(one, BaseException) else float(np.ravel(one)[0]) for one in results]
+
+
+def live_bytes() -> int:
+    return sum(array.nbytes for array in jax.live_arrays())
