@@ -81,18 +81,20 @@ async def test_a_raise_in_every_kind_of_node_under_every_scheduler(node: str) ->
                     assert raised.value.__notes__ == [f"in node {node!r} of graph {name!r}, item {item}, attempt 1"]
 
 
+CONTROL: dict[str, Any] = {
+    "cond": lambda x: ps.cond(x, raise_later, same, x),
+    "switch": lambda x: ps.switch(x, (same, raise_later), x),
+    "while_loop": lambda x: ps.while_loop(true, raise_later, x),
+    "map_each": lambda x: ps.map_each(raise_later, [x, x]),
+}
+
+
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("control", ["cond", "switch", "while_loop", "map_each"])
+@pytest.mark.parametrize("control", CONTROL)
 async def test_a_raise_in_a_body_of_control_flow_under_every_scheduler(control: str, scheduler) -> None:
     @ps.graph
     async def graph(x: int) -> object:
-        if control == "cond":
-            return await ps.cond(await true(x), raise_later, same, x)
-        if control == "switch":
-            return await ps.switch(await same(x), [same, raise_later], x)
-        if control == "while_loop":
-            return await ps.while_loop(true, raise_later, x)
-        return await ps.map_each(raise_later, [x, x])
+        return await CONTROL[control](x)
 
     with pytest.raises(LookupError) as raised:
         await engine.run(graph(1), scheduler=scheduler)
@@ -294,27 +296,6 @@ async def test_one_exception_object_raised_by_many_items_does_not_keep_their_val
         assert [x async for x in stream] == []
     gc.collect()
     assert sum(ref() is not None for ref in made) <= 1
-
-
-async def test_run_inside_a_node_is_a_run_like_any_other() -> None:
-    inner = ps.graph(same)
-    failing = ps.graph(raise_later)
-
-    @ps.node
-    async def outer_node(x: int) -> int:
-        try:
-            await engine.run(failing(x))
-        except LookupError:
-            return 10 * await engine.run(inner(x))
-        return -1
-
-    outer = ps.graph(outer_node)
-
-    assert await engine.run(outer(1)) == 10
-    async with engine.stream(outer(x) for x in range(5)) as stream:
-        assert [x async for x in stream] == [0, 10, 20, 30, 40]
-    async with engine.deploy(outer) as service:
-        assert await service(2) == 20
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])

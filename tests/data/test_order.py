@@ -299,10 +299,9 @@ async def test_a_plain_iterator_is_numbered_and_runs_in_a_thread() -> None:
     for _ in range(2):
         async with engine.stream(of_argument(numbers(4), 1)) as batches:
             assert [list(batch) for batch in await collected(batches)] == [[0, 1, 2], [3]]
-    with pytest.raises(ps.OptionsError, match=r"data\.shuffled"):
-        data.order(numbers(4), shuffle_seed=1)  # type: ignore[call-overload]
-    with pytest.raises(ps.OptionsError, match="a function that returns a new one"):
-        data.order(numbers(4), epochs=2)  # type: ignore[call-overload]
+    for wrong, told in (({"shuffle_seed": 1}, r"data\.shuffled"), ({"epochs": 2}, "a function that returns a new one")):
+        with pytest.raises(ps.OptionsError, match=told):
+            data.order(numbers(4), **wrong)  # type: ignore[call-overload]
     with pytest.raises(ps.OptionsError, match="a function that returns a new one"):
         async with engine.stream(of_argument(numbers(4), 2)) as batches:
             await collected(batches)

@@ -1,7 +1,7 @@
 """Stages of other packages: the parts of `penstock.extension` for streams, with and without a checkpoint."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,16 @@ def records() -> Any:
     return data.order(SOURCE) >> data.read(SOURCE, runs_on="loop")
 
 
+def staged(stage: Any, source: Callable[[], Any] = records) -> Any:
+    """Return a call of a graph that passes the records through a stage."""
+
+    @ps.graph
+    async def graph() -> AsyncIterator[Any]:
+        return stage(source())  # type: ignore[no-any-return]
+
+    return graph()
+
+
 DIFFERENCES = extension.stage_node("differences", Differences)
 KEPT = extension.stage_node("kept", Kept, count=3)
 
@@ -102,24 +112,13 @@ async def read(call: Any, folder: Path, count: int | None = None, every: int = 1
 
 @pytest.mark.parametrize(("stage", "expected"), [(DIFFERENCES, [0] + [1] * 11), (KEPT, [2, 3, 3, 3])])
 async def test_a_stage_goes_on_with_its_state(tmp_path: Path, stage: Any, expected: list[int]) -> None:
-    @ps.graph
-    async def staged() -> AsyncIterator[int]:
-        return stage(records())  # type: ignore[no-any-return]
-
-    assert await read(staged(), tmp_path, 2) == expected[:2]
-    assert await read(staged(), tmp_path) == expected[2:]
+    assert await read(staged(stage), tmp_path, 2) == expected[:2]
+    assert await read(staged(stage), tmp_path) == expected[2:]
 
 
 async def test_the_object_that_a_stage_calls_goes_on_with_its_state(tmp_path: Path) -> None:
-    def summed() -> Any:
-        @ps.graph
-        async def summed() -> AsyncIterator[int]:
-            return extension.stage_node("mapped", Mapped, fn=Sum())(records())  # type: ignore[no-any-return]
-
-        return summed()
-
-    assert await read(summed(), tmp_path, 4) == [0, 1, 3, 6]
-    assert (await read(summed(), tmp_path))[0] == 10
+    assert await read(staged(extension.stage_node("mapped", Mapped, fn=Sum())), tmp_path, 4) == [0, 1, 3, 6]
+    assert (await read(staged(extension.stage_node("mapped", Mapped, fn=Sum())), tmp_path))[0] == 10
 
 
 async def test_a_stage_with_one_value_for_each_may_stand_in_a_branch(tmp_path: Path) -> None:
@@ -141,32 +140,17 @@ async def test_a_stage_with_one_value_for_each_may_stand_in_a_branch(tmp_path: P
 
 
 async def test_an_order_of_arrival_is_refused(tmp_path: Path) -> None:
-    @ps.graph
-    async def unordered() -> AsyncIterator[int]:
-        return extension.stage_node("unordered", Unordered)(records())  # type: ignore[no-any-return]
-
     with pytest.raises(ps.PlanError, match=r"'unordered' cannot be used with .* in which they arrive"):
-        await read(unordered(), tmp_path)
+        await read(staged(extension.stage_node("unordered", Unordered)), tmp_path)
 
 
 async def test_other_settings_are_noticed(tmp_path: Path) -> None:
-    def kept(count: int) -> Any:
-        @ps.graph
-        async def kept() -> AsyncIterator[int]:
-            return extension.stage_node("kept", Kept, count=count)(records())  # type: ignore[no-any-return]
-
-        return kept()
-
-    await read(kept(3), tmp_path, 1)
+    await read(staged(KEPT), tmp_path, 1)
     with pytest.raises(ps.CheckpointError, match=r"nodes\.kept.count was 3, and is 2"):
-        await read(kept(2), tmp_path)
+        await read(staged(extension.stage_node("kept", Kept, count=2)), tmp_path)
 
 
 async def test_what_a_stage_keeps_is_in_memory() -> None:
-    @ps.graph
-    async def staged() -> AsyncIterator[int]:
-        return extension.stage_node("heavy", Heavy)(data.order(SOURCE))  # type: ignore[no-any-return]
-
     class Heavy(Differences):
         def state(self) -> Any:
             return np.zeros(1 << 20, np.uint8)
@@ -175,7 +159,7 @@ async def test_what_a_stage_keeps_is_in_memory() -> None:
             await anext(self.streams[0])
             return 1
 
-    report = await engine.memory(staged())
+    report = await engine.memory(staged(extension.stage_node("heavy", Heavy), lambda: data.order(SOURCE)))
     assert report.in_flight_bytes is not None
     assert 1 << 20 <= report.in_flight_bytes < 2 << 20
 
@@ -191,11 +175,7 @@ async def test_a_stage_closes_what_it_reads() -> None:
         finally:
             closed.append(name)
 
-    @ps.graph
-    async def staged() -> AsyncIterator[int]:
-        return DIFFERENCES(numbers("one"))  # type: ignore[no-any-return]
-
-    async with engine.stream(staged()) as stream:
+    async with engine.stream(staged(DIFFERENCES, lambda: numbers("one"))) as stream:
         assert await anext(stream) == 0
     assert closed == ["one"]
 

@@ -334,12 +334,6 @@ async def store(values: AsyncIterator[int]) -> None:
 
 
 @ps.graph
-async def two_totals(limit: int) -> list[int]:
-    left, right = count(limit) >> data.split(2, ahead=4)
-    return [await total(left), await total(right >> negative)]
-
-
-@ps.graph
 async def dependent(limit: int) -> int:
     left, right = count(limit) >> data.split(2, ahead=4)
     return await total_and(right, await total(left))
@@ -368,7 +362,6 @@ async def read_together(limit: int) -> int:
 @pytest.mark.parametrize(
     ("graph", "schedulers"),
     [
-        (two_totals, "sequential wave"),
         (split_twice, "sequential wave"),
         (dependent, "sequential wave"),
         (stored_and_given, "sequential"),

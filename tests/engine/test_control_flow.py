@@ -9,15 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from tests.engine.tracing import (
-    add,
-    assert_like_plain,
-    assert_names_line_and_remedy,
-    collect,
-    define,
-    double,
-    refusal,
-)
+from tests.engine.tracing import add, assert_like_plain, assert_names_line_and_remedy, collect, define, double, refusal
 from tests.kit import SCHEDULERS, Gauge, numbers
 from tests.kit import paused as same
 

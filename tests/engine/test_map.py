@@ -34,11 +34,7 @@ def items(draw: st.DrawFn) -> list[Item]:
 
 
 @given(
-    items(),
-    st.sampled_from([1, 2, 5, 64]),
-    st.booleans(),
-    st.sampled_from(["raise", "skip"]),
-    st.integers(0, 2**32),
+    items(), st.sampled_from([1, 2, 5, 64]), st.booleans(), st.sampled_from(["raise", "skip"]), st.integers(0, 2**32)
 )
 @settings(deadline=None)
 def test_it_gives_what_a_reader_of_the_stream_gets(

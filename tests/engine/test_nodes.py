@@ -4,6 +4,7 @@ import asyncio
 import copy
 import inspect
 import pickle
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -321,12 +322,13 @@ def test_what_cannot_be_a_node(make: Callable[[], Any], message: str) -> None:
 
 def test_a_function_beside_options_is_refused() -> None:
     made: Any = ps.node
-    with pytest.raises(TypeError, match=r"got both: write ps.node\(stateless=...\)\(upper\)"):
-        made(upper.fn, stateless=True)
-    with pytest.raises(TypeError, match=r"write ps.node\(name=..., batch=...\)\(add\)"):
-        made(add.fn, name="plus", batch=ps.Batch(3))
-    with pytest.raises(TypeError, match=r"write ps.node\(concurrency=...\)\(Tally\)"):
-        made(type("Tally", (), {"__call__": add.fn}), concurrency=2)
+    for fn, options, remedy in (
+        (upper.fn, {"stateless": True}, "stateless=...)(upper)"),
+        (add.fn, {"name": "plus", "batch": ps.Batch(3)}, "name=..., batch=...)(add)"),
+        (type("Tally", (), {"__call__": add.fn}), {"concurrency": 2}, "concurrency=...)(Tally)"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(f"got both: write ps.node({remedy}")):
+            made(fn, **options)
     assert made(add.fn, name=None, runs_on="loop")(1, y=2) == 3
 
 
@@ -397,9 +399,6 @@ async def test_each_kind_of_node_alone_is_a_graph() -> None:
     assert await engine.run(ps.graph(upper.named("loud").with_policy(timeout_seconds=5))("a")) == "A!"
     async with engine.stream(ps.graph(letters)("abc")) as values:
         assert [value async for value in values] == ["a", "b", "c"]
-
-
-async def test_a_node_that_reads_a_stream_is_a_graph_that_reads_one() -> None:
     assert await engine.run(ps.graph(joined)(letters("abc"))) == "abc"
     assert await engine.run((joined >> upper)(letters("abc"))) == "ABC!"
 

@@ -148,10 +148,7 @@ async def test_a_key_that_is_free_waits_for_one_round_of_the_others() -> None:
             begun.append(loop.time())
         await asyncio.sleep(seconds)
 
-    @ps.graph
-    async def graph(key: int, seconds: float) -> None:
-        await work(key, seconds)
-
+    graph = ps.graph(work)
     calls = [graph(key, 20 if key == turn == 0 else 1) for turn in range(10) for key in range(41)]
     async with engine.deploy(graph, max_in_flight=4) as service:
         await service.map(calls, max_in_flight=500, order_by=key_of)

@@ -138,31 +138,22 @@ async def test_graphs_with_streams_are_inlined() -> None:
     assert await engine.run(outer(4)) == [0, -2, -4, -6]
 
 
-async def test_current_is_known_in_a_generator() -> None:
+async def test_current_is_known_in_a_generator_and_in_its_tasks() -> None:
+    async def inner() -> ps.ItemInfo:
+        await asyncio.sleep(0)
+        return ps.current()
+
     @ps.node
     async def whereabouts() -> AsyncIterator[ps.ItemInfo]:
         yield ps.current()
-        await asyncio.sleep(0)
-        yield ps.current()
+        yield await inner()
+        yield await asyncio.create_task(inner())
 
     async with engine.stream(ps.graph(whereabouts)(), timeout_seconds=60) as values:
         infos = [value async for value in values]
     where = "whereabouts", "whereabouts", 0, 1
-    assert [(info.graph, info.node, info.item, info.attempt) for info in infos] == [where] * 2
+    assert [(info.graph, info.node, info.item, info.attempt) for info in infos] == [where] * 3
     assert all(info.remaining_seconds() for info in infos)
-
-
-async def test_a_task_that_a_generator_starts_knows_its_item() -> None:
-    @ps.node
-    async def starts_tasks() -> AsyncIterator[str]:
-        async def inner() -> str:
-            await asyncio.sleep(0)
-            return ps.current().node
-
-        yield await asyncio.create_task(inner())
-
-    async with engine.stream(ps.graph(starts_tasks)()) as values:
-        assert [value async for value in values] == ["starts_tasks"]
 
 
 async def test_a_generator_that_waits_for_its_own_place_is_refused() -> None:

@@ -84,9 +84,7 @@ def test_showing_a_value_does_no_harm() -> None:
 
 
 def test_a_node_that_takes_a_value_along_is_refused() -> None:
-    message = refusal(
-        lambda: body("v = await double(x)", "late = ps.node(lambda a: a + v)", "return late(y)"),
-    )
+    message = refusal(lambda: body("v = await double(x)", "late = ps.node(lambda a: a + v)", "return late(y)"))
     assert_names_line_and_remedy(message, 5, "has <Ref double> in its closure", ["pass it as an argument"])
 
     class Client:

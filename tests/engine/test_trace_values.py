@@ -386,7 +386,4 @@ async def test_ordered_and_default_dicts_hold_symbolic_values() -> None:
         counts["a"] = await double(x)
         return [await seen(OrderedDict(b=await double(x), a=x)), await seen(counts)]
 
-    assert await engine.run(both(3)) == [
-        (OrderedDict, {"b": 6, "a": 3}, 0),
-        (defaultdict, {"a": 6, "missing": 7}, 7),
-    ]
+    assert await engine.run(both(3)) == [(OrderedDict, {"b": 6, "a": 3}, 0), (defaultdict, {"a": 6, "missing": 7}, 7)]

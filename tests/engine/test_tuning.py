@@ -24,17 +24,16 @@ def before() -> Settings:
     return settings()
 
 
-def test_a_process_is_tuned_inside_and_as_before_outside(before: Settings) -> None:
-    with engine.tuned_for_serving():
-        assert settings() == TUNED
-    assert settings() == before
-
-
-def test_what_was_set_before_is_restored_after_an_error() -> None:
+def test_a_process_is_tuned_inside_and_as_before_outside() -> None:
     thresholds, switch_seconds = gc.get_threshold(), sys.getswitchinterval()
     gc.set_threshold(500, 5, 5)
     sys.setswitchinterval(0.02)
     try:
+        with engine.tuned_for_serving():
+            with engine.tuned_for_serving():
+                assert settings() == TUNED
+            assert settings() == TUNED  # the outer one gives back
+        assert settings() == ((500, 5, 5), 0.02, False)
         with pytest.raises(ValueError, match="while serving"), engine.tuned_for_serving():
             raise ValueError("while serving")
         assert settings() == ((500, 5, 5), 0.02, False)
@@ -53,14 +52,6 @@ def test_what_there_is_when_the_server_is_ready_is_collected_and_then_left_out()
     with engine.tuned_for_serving():
         assert [found for found in gc.get_objects() if isinstance(found, Cyclic)] == []  # frozen objects are not listed
     assert [found for found in gc.get_objects() if isinstance(found, Cyclic)] == [kept]
-
-
-def test_of_nested_ones_the_outer_gives_back(before: Settings) -> None:
-    with engine.tuned_for_serving():
-        with engine.tuned_for_serving():
-            assert settings() == TUNED
-        assert settings() == TUNED
-    assert settings() == before
 
 
 def test_the_last_of_several_threads_gives_back_whichever_it_is(before: Settings) -> None:
