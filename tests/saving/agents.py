@@ -25,6 +25,7 @@ class State:
 
 FIRST = State(0, (), {})
 TURNS = 5
+RunAgent = Callable[..., list[str]]  # the fixture `run_agent`
 WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
 
 
@@ -122,6 +123,11 @@ async def asks() -> Any:
 
 def say(word: str) -> None:
     print(word, flush=True)
+
+
+def program(function: str = "main") -> str:
+    """Returns a program that runs one of the functions below with its arguments."""
+    return f"import asyncio, sys; from tests.saving import agents; asyncio.run(agents.{function}(*sys.argv[1:]))"
 
 
 async def main(file: str, key: str, answer: str | None = None) -> None:

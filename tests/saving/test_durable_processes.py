@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -15,37 +14,15 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from tests.saving.agents import TURNS, WORDS, State, agent, next_state
+from tests.saving.agents import TURNS, WORDS, RunAgent, State, agent, next_state, program
 
 ROOT = Path(__file__).parents[2]
-
-
-def program(file: Path | str, *arguments: str, function: str = "main") -> list[str]:
-    """Returns the arguments of Python for a function of the agents."""
-    lines = f"import asyncio, sys; from tests.saving import agents; asyncio.run(agents.{function}(*sys.argv[1:]))"
-    return ["-c", lines, str(file), *arguments]
-
-
-def said_by(*arguments: str, **environment: str) -> list[str]:
-    """Runs Python to its end, or until it is killed; returns the lines that it prints."""
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
-        timeout=50, check=False,
-    )  # fmt: skip
-    assert done.stderr == ""
-    assert done.returncode in (0, -signal.SIGKILL)
-    return done.stdout.splitlines()
-
-
-def run(file: Path | str, *arguments: str, **environment: str) -> list[str]:
-    """Runs the agent in a process of its own; returns the lines that it prints."""
-    return said_by(*program(file, *arguments), **environment)
 
 
 @contextmanager
 def started(file: Path | str, *arguments: str, **environment: str) -> Iterator[Any]:
     """Begins the agent in a process of its own, which is killed at the end of the block."""
-    command = [sys.executable, *program(file, *arguments)]
+    command = [sys.executable, "-c", program(), str(file), *arguments]
     with subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -55,40 +32,44 @@ def started(file: Path | str, *arguments: str, **environment: str) -> Iterator[A
             process.kill()
 
 
-def test_a_process_that_is_killed_in_every_turn_comes_to_its_end(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_in_every_turn_comes_to_its_end(tmp_path: Path, run_agent: RunAgent) -> None:
     file = tmp_path / "loops.db"
     for turn in range(TURNS):
-        said = run(file, "k", DIE_IN=str(turn))
+        said = run_agent(file, "k", DIE_IN=str(turn))
         assert said[-1] == f"turn {turn}"
         assert len(said) == (1 if turn == 0 else 2)  # the interrupted turn runs again, the turns before it do not
-    assert run(file, "k") == [f"turn {TURNS - 1}", f"result {WORDS}"]
+    assert run_agent(file, "k") == [f"turn {TURNS - 1}", f"result {WORDS}"]
 
 
-def test_a_key_that_is_under_way_in_another_process_is_refused_and_taken_over_when_that_dies(tmp_path: Path) -> None:
+def test_a_key_that_is_under_way_in_another_process_is_refused_and_taken_over_when_that_dies(
+    tmp_path: Path, run_agent: RunAgent
+) -> None:
     file = tmp_path / "loops.db"
     with started(file, "k", STOP_IN="2") as first:
         assert [first.stdout.readline() for _ in range(3)] == ["turn 0\n", "turn 1\n", "turn 2\n"]
-        (refused,) = run(file, "k")
+        (refused,) = run_agent(file, "k")
         assert refused.startswith(f"refused the key 'k' is under way in process {first.pid}")
-        assert run(file, "another")[-1] == f"result {WORDS}"
+        assert run_agent(file, "another")[-1] == f"result {WORDS}"
         first.kill()
         # The process is a zombie: no parent has read its exit status, so it is still in the table of processes.
         os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
-        assert run(file, "k") == [*(f"turn {number}" for number in range(2, TURNS)), f"result {WORDS}"]
+        assert run_agent(file, "k") == [*(f"turn {number}" for number in range(2, TURNS)), f"result {WORDS}"]
 
 
-def test_an_agent_asks_and_its_answer_outlasts_the_process_that_was_given_it(tmp_path: Path) -> None:
+def test_an_agent_asks_and_its_answer_outlasts_the_process_that_was_given_it(
+    tmp_path: Path, run_agent: RunAgent
+) -> None:
     file = tmp_path / "loops.db"
     asked = ["turn 3", "asked k what comes in turn 3?"]
-    assert run(file, "k", ASK_IN="3")[-2:] == asked
-    assert run(file, "k", ASK_IN="3") == asked  # the call still waits for its answer
-    assert run(file, "k", "peace", ASK_IN="3", DIE_IN="3") == ["turn 3"]
-    assert run(file, "k", ASK_IN="3") == ["turn 3", "turn 4", "result word0 word1 word2 peace word4"]
+    assert run_agent(file, "k", ASK_IN="3")[-2:] == asked
+    assert run_agent(file, "k", ASK_IN="3") == asked  # the call still waits for its answer
+    assert run_agent(file, "k", "peace", ASK_IN="3", DIE_IN="3") == ["turn 3"]
+    assert run_agent(file, "k", ASK_IN="3") == ["turn 3", "turn 4", "result word0 word1 word2 peace word4"]
 
 
-async def test_the_states_that_a_process_has_kept_are_read_in_another(tmp_path: Path) -> None:
+async def test_the_states_that_a_process_has_kept_are_read_in_another(tmp_path: Path, run_agent: RunAgent) -> None:
     file = tmp_path / "loops.db"
-    run(file, "k", DIE_IN="2")
+    run_agent(file, "k", DIE_IN="2")
     durable = ps.Durable(file)
     history = await durable.history("k")
     assert [state.step for state in history] == [0, 1, 2]
@@ -105,7 +86,9 @@ async def test_the_states_that_a_process_has_kept_are_read_in_another(tmp_path: 
 
 def test_a_forked_child_opens_the_file_anew_and_leaves_that_of_its_parent_alone(tmp_path: Path) -> None:
     file = tmp_path / "loops.db"
-    assert said_by(*program(file, function="fork")) == [f"child {WORDS}", f"parent {WORDS}"]
+    command = [sys.executable, "-c", program("fork"), str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"child {WORDS}\nparent {WORDS}\n", "")
     with sqlite3.connect(file) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -87,6 +87,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=settings().max_examples // 2)  # of many steps each
 @given(VALUES)
 def test_every_value_comes_back_as_it_was(value: Any) -> None:
     assert same(comes_back(value), value)
@@ -125,7 +126,7 @@ def test_every_dtype_comes_back(dtype: np.dtype[Any]) -> None:
         "strided": table[::2, ::-1],
         "0-d": filled(dtype, ()),
         "empty": filled(dtype, (0, 3)),
-        "large": filled(dtype, (100, 64)),
+        "large": filled(dtype, (30, 40)),
     }
     found = comes_back(arrays)
     assert same(found, arrays)
@@ -163,7 +164,7 @@ def with_padding(array: Any, filler: int) -> Any:
     ids=str,
 )  # fmt: skip
 def test_equal_values_have_equal_bytes_whatever_is_in_their_padding(dtype: np.dtype[Any]) -> None:
-    for shape in ((3, 4), (), (0, 3), (100, 64)):
+    for shape in ((3, 4), (), (0, 3), (30, 40)):
         table = np.ones(shape, dtype)
         arrays = [with_padding(table, filler) for filler in (0, 1, 255)]
         for equal in (arrays, [array.T for array in arrays], [array[()] for array in arrays]):

@@ -12,12 +12,11 @@ import pytest
 
 import penstock as ps
 from penstock import engine
+from penstock._cli import main
 from penstock.saving import loops as loops_module
 from penstock.saving import store as store_module
 from tests.postgres import Server, needs_postgres, postgres_server
-from tests.saving.agents import WORDS, Job, asks, fails
-from tests.saving.test_durable_processes import program, said_by
-from tests.saving.test_durable_processes import run as run_agent
+from tests.saving.agents import WORDS, Job, RunAgent, asks, fails
 
 pytestmark = needs_postgres
 
@@ -140,10 +139,13 @@ async def test_a_call_has_its_deadline_while_the_server_is_down(
     assert await job.run() == WORDS
 
 
-def test_another_process_lists_and_resumes_what_one_that_was_killed_has_left(dsn: str) -> None:
+def test_another_process_lists_and_resumes_what_one_that_was_killed_has_left(
+    dsn: str, run_agent: RunAgent, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_agent(dsn, "k", DIE_IN="2")[-1] == "turn 2"
-    assert "stopped" in " ".join(said_by("-m", "penstock", "runs", dsn))
-    assert said_by(*program(dsn, function="resume_all")) == ["turn 2", "turn 3", "turn 4", "left {}"]
+    assert main(["runs", dsn]) == 0
+    assert "stopped" in capsys.readouterr().out
+    assert run_agent(dsn, function="resume_all") == ["turn 2", "turn 3", "turn 4", "left {}"]
 
 
 def test_psycopg_is_asked_for_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,9 @@ import penstock as ps
 from penstock import engine
 from penstock._cli import main
 from penstock.saving import store as store_module
-from tests.saving.agents import FIRST, TURNS, WORDS, Job, State, asks, fails, next_state, stop
+from tests.saving.agents import FIRST, TURNS, WORDS, Job, RunAgent, State, asks, fails, next_state, stop
 from tests.saving.test_durable import MemoryStore
-from tests.saving.test_durable_processes import program, said_by, started
-from tests.saving.test_durable_processes import run as run_agent
+from tests.saving.test_durable_processes import started
 
 
 @pytest.fixture
@@ -349,16 +348,19 @@ async def test_a_graph_with_other_parameters_is_refused(job: Job, file: Path) ->
             await service.resume("k")
 
 
-def test_another_process_lists_and_resumes_what_one_that_was_killed_has_left(file: Path) -> None:
+def test_another_process_lists_and_resumes_what_one_that_was_killed_has_left(
+    file: Path, run_agent: RunAgent, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_agent(file, "killed", DIE_IN="3")[-1] == "turn 3"
     run_agent(file, "asking", ASK_IN="2")
     with started(file, "lives", STOP_IN="2") as other:
         assert [other.stdout.readline() for _ in range(3)][-1] == "turn 2\n"
-        rows = {line.split()[0]: line for line in said_by("-m", "penstock", "runs", str(file)) if line}
+        assert main(["runs", str(file)]) == 0
+        rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
         assert "stopped" in rows["killed"]
         assert re.search("asking .*what comes in turn 2[?]", rows["asking"])
         assert f"running (process {other.pid})" in rows["lives"]
-        assert said_by(*program(file, function="resume_all")) == ["turn 3", "turn 4", "left {}"]
+        assert run_agent(file, function="resume_all") == ["turn 3", "turn 4", "left {}"]
 
 
 # Keys that have their results.

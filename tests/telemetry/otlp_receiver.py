@@ -1,6 +1,7 @@
 """A receiver of OTLP in a process of its own, over gRPC and HTTP, that keeps the requests that it gets, undecoded.
 
-It prints where it listens. When its standard input ends, it writes a line for each request, and ends as well.
+It prints where it listens. For each line of its standard input, it writes the number of requests that have come since
+the last time, and a line for each request. It ends with its standard input.
 """
 
 import base64
@@ -45,10 +46,20 @@ class Request:
 
 @dataclass
 class Receiver:
-    """The addresses at which a receiver listens, and once it has ended, the requests that it got."""
+    """The addresses at which a receiver listens, and the requests that were collected."""
 
     endpoints: dict[str, str]
+    process: subprocess.Popen[str]
     requests: list[Request] = field(default_factory=list[Request])
+
+    def collect(self) -> list[Request]:
+        """Replaces the requests by those that have come since the last time, and returns them."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(file=self.process.stdin, flush=True)
+        lines = [json.loads(self.process.stdout.readline()) for _ in range(int(self.process.stdout.readline()))]
+        self.requests = [Request(**{**fields, "body": base64.b64decode(fields["body"])}) for fields in lines]
+        return self.requests
 
     def bodies(self, signal: str) -> list[bytes]:
         return [request.body for request in self.requests if request.signal == signal]
@@ -59,21 +70,15 @@ def receiving() -> Iterator[Receiver]:
     """Run a receiver for the length of a `with` block; after the block, the receiver has its requests."""
     command = [sys.executable, "-m", "tests.telemetry.otlp_receiver"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
         assert process.stdout is not None
-        receiver = Receiver(json.loads(process.stdout.readline()))
-        try:
-            yield receiver
-        finally:
-            process.stdin.close()
-            for line in process.stdout:
-                fields = json.loads(line)
-                receiver.requests.append(Request(**{**fields, "body": base64.b64decode(fields["body"])}))
+        receiver = Receiver(json.loads(process.stdout.readline()), process)
+        yield receiver
+        receiver.collect()
 
 
 # --- The program ---
 
-_kept: list[dict[str, object]] = []  # written at the end: nobody reads a pipe before, and it holds little
+_kept: list[dict[str, object]] = []  # written when asked for: nobody reads a pipe before, and it holds little
 
 
 def keep(protocol: str, target: str, encoding: str, body: bytes, headers: dict[str, str]) -> None:
@@ -138,10 +143,10 @@ def main() -> None:
     http_port = http_server.server_address[1]
     endpoints = {"grpc": f"http://127.0.0.1:{grpc_port}", "http/protobuf": f"http://127.0.0.1:{http_port}"}
     print(json.dumps(endpoints), flush=True)
-    sys.stdin.read()
+    while sys.stdin.readline():
+        kept, _kept[:] = [*_kept], []
+        print(len(kept), *map(json.dumps, kept), sep="\n", flush=True)
     grpc_server.stop(None).wait()
-    for kept in _kept:
-        print(json.dumps(kept))
 
 
 if __name__ == "__main__":

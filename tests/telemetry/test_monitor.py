@@ -63,7 +63,9 @@ async def test_a_snapshot_tells_of_all_open_scopes_without_timing_them() -> None
     assert telemetry.snapshot().scopes == ()
 
 
-async def test_a_snapshot_can_be_taken_at_each_line_that_runs_a_call() -> None:
+async def test_a_snapshot_can_be_taken_at_each_line_that_runs_a_call(effort: int) -> None:
+    """At each fourth of the lines, in the order in which they first run; at each line with more effort."""
+
     async def body(number: int) -> float:
         return half(await fetch(number))
 
@@ -81,6 +83,8 @@ async def test_a_snapshot_can_be_taken_at_each_line_that_runs_a_call() -> None:
             return None
         if event == "line" and (line := (file, frame.f_lineno)) not in lines:
             lines.add(line)
+            if len(lines) % 4 and effort == 1:
+                return look
             try:
                 seen.extend(monitor.snapshot().items)
             except Exception:  # noqa: BLE001 - it would end the tracing, and the call, in the middle of a step

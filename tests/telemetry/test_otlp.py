@@ -18,7 +18,10 @@ from tests.telemetry import records, sending
 from tests.telemetry.otlp_receiver import ROOT, Request, receiving
 from tests.telemetry.records import Record
 
-WAYS = [("http/protobuf", ""), ("http/protobuf", "gzip"), ("grpc", ""), ("grpc", "gzip")]
+WAYS = [
+    ("http/protobuf", "gzip"), ("grpc", ""),
+    *(pytest.param(way, marks=pytest.mark.long) for way in (("http/protobuf", ""), ("grpc", "gzip"))),
+]  # fmt: skip
 
 
 @dataclass
