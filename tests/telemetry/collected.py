@@ -41,6 +41,16 @@ class Collected:
         points = [] if metric is None else metric.data.data_points
         return [point for point in points if wanted.items() <= dict(point.attributes or {}).items()]
 
+    def by(self, name: str, *keys: str, **attributes: Any) -> dict[tuple[Any, ...], float]:
+        """Returns the counts above 0 by some attributes of their points; None stands for one that is not set."""
+        found: dict[tuple[Any, ...], float] = {}
+        for point in self.points(name, **attributes):
+            told = dict(point.attributes or {})
+            place = tuple(told.get("error.type" if key == "error" else f"penstock.{key}") for key in keys)
+            count = point.count if hasattr(point, "count") else point.value
+            found |= {place: found.get(place, 0) + count} if count else {}
+        return found
+
     def total(self, name: str, **attributes: Any) -> float:
         """Returns the sum of these points; for a histogram, the number of recorded values."""
         points = self.points(name, **attributes)

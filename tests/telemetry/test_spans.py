@@ -1,6 +1,8 @@
 """Each call has one span; each node execution has one if the call is sampled; and no span stays open."""
 
 import asyncio
+from functools import partial
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -8,7 +10,7 @@ from opentelemetry import trace
 import penstock as ps
 from penstock import engine, telemetry, testing
 from penstock.telemetry import names
-from tests.kit import numbers, paused, plain
+from tests.kit import model, numbers, paused, plain
 from tests.tracing import Tracing, attributes_of, id_of, parent_of
 
 
@@ -110,40 +112,15 @@ async def test_another_attempt_and_a_fallback_are_events_of_the_span(tracing: Tr
     ]  # fmt: skip
 
 
-@ps.node
-class Model:
-    def __init__(self, failing: str) -> None:
-        self.failing = failing
-
-    async def __aenter__(self) -> "Model":
-        await asyncio.sleep(0)
-        if self.failing == "enter":
-            raise ConnectionError
-        if self.failing == "hang":
-            await asyncio.sleep(0.02)
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await asyncio.sleep(0)
-        if self.failing == "exit":
-            raise ConnectionError
-
-    async def __call__(self, x: int) -> int:
-        await asyncio.sleep(0)
-        return x
-
-
-models = {failing: Model(failing) for failing in ("", "enter", "exit", "hang")}
-
-
 def modelled(failing: str) -> ps.Graph[[int], int]:
-    model = models[failing]
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ConnectionError
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await model(x)
-
-    return graph
+    parts: dict[str, Any] = {
+        "enter": {"enter": fail}, "exit": {"leave": fail}, "hang": {"enter": partial(asyncio.sleep, 0.02)},
+    }  # fmt: skip
+    return ps.graph(model(**parts[failing]))
 
 
 @pytest.mark.parametrize("failing", ["enter", "exit"])
@@ -151,7 +128,7 @@ async def test_no_span_stays_open_when_a_stateful_node_fails(failing: str, traci
     graph = modelled(failing)
     with pytest.raises(ConnectionError):
         await engine.run(graph(1))
-    run = tracing.one("penstock.run graph")
+    run = tracing.one("penstock.run Model")
     assert attributes_of(run)[names.OUTCOME] == ("failed" if failing == "enter" else "done")
     with pytest.raises(ConnectionError):
         async with engine.stream([graph(1)]) as stream:
@@ -171,7 +148,7 @@ async def test_no_span_stays_open_when_an_engine_is_closed(tracing: Tracing) -> 
     for task in (run, reading):
         with pytest.raises(ps.EngineClosedError):
             await task
-    assert len(tracing.named("penstock.run graph")) >= 1
+    assert len(tracing.named("penstock.run Model")) >= 1
     assert len(tracing.named("penstock.stream")) == 1
 
 
