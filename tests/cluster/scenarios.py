@@ -26,7 +26,7 @@ from penstock import cluster, engine
 
 Array = Any
 SCENARIOS: list[Callable[[], Awaitable[None]]] = []
-WORKERS = cluster.ray(workers=2, placement_timeout_seconds=60)
+WORKERS = cluster.ray(workers=2, placement_timeout_seconds=60, name="two workers")
 ONE = cluster.ray(workers=1, name="one worker")
 KEEPER = cluster.ray(workers=1, num_cpus=0, name="keeper")
 

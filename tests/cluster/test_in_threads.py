@@ -4,19 +4,21 @@ import asyncio
 import os
 import platform
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import cluster, engine, telemetry, testing
+from penstock import engine, telemetry, testing
+from tests.cluster import scenarios
+from tests.cluster.scenarios import WORKERS, count, increase, make, sizes
 from tests.tracing import Tracing
 
 Array = Any
-WORKERS = cluster.ray(workers=2, name="two workers, in threads")
 
 
 @pytest.fixture(autouse=True)
@@ -26,19 +28,9 @@ def in_threads() -> Iterator[None]:
 
 
 @ps.node(runs_on=WORKERS)
-def make(size: int) -> Array:
-    return np.ones(size)
-
-
-@ps.node(runs_on=WORKERS)
 def write(array: Array) -> Array:
     array += 1
     return array
-
-
-@ps.node(runs_on=WORKERS)
-def increase(array: Array) -> Array:
-    return array + 1
 
 
 @ps.node
@@ -72,32 +64,19 @@ async def test_arrays_that_have_travelled_are_read_only(size: int) -> None:
         assert mine.sum() == 0
 
 
-@ps.node(runs_on=WORKERS)
-async def count(most: int) -> AsyncIterator[int]:
-    for number in range(most):
-        yield number
-
-
-@ps.node(runs_on=WORKERS, batch=ps.Batch(4, max_wait_seconds=1))
-def sizes(items: list[int]) -> list[int]:
-    return [len(items) for _ in items]
-
-
-@ps.node(runs_on=WORKERS, effectful="unordered")
-async def told(number: int) -> tuple[int, str, str]:
-    await ps.emit(number)
-    return number, ps.current().node, threading.current_thread().name
-
-
-async def test_functions_coroutines_generators_and_batches_run_in_threads() -> None:
-    async with engine.Engine() as e:
-        async with e.stream(ps.graph(count)(1000)) as values:
-            assert [value async for value in values] == [*range(1000)]
-        async with e.deploy(ps.graph(sizes)) as service:
-            assert await asyncio.gather(*map(service, range(4))) == [4] * 4
-        async with e.stream(ps.graph(told)(3), events=int) as found:
-            assert [event.value async for event in found] == [3]
-            assert await found.result() == (3, "told", "penstock-loop")
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        scenarios.functions_coroutines_generators_and_batches_run_on_workers,
+        scenarios.errors_are_those_of_the_node_with_their_remote_traceback,
+        scenarios.a_coroutine_is_cancelled_on_its_worker,
+    ],
+)
+async def test_what_holds_on_ray_holds_in_threads(
+    scenario: Callable[[], Awaitable[None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TEST_FOLDER", str(tmp_path))
+    await scenario()
 
 
 @ps.node(runs_on=WORKERS)
@@ -210,8 +189,8 @@ async def test_figures_and_spans_name_the_machine_of_a_call(monkeypatch: Any) ->
     attributes = [span.attributes or {} for span in tracing.exporter.get_finished_spans() if span.name == "meets"]
     assert sorted(str(one["penstock.machine"]) for one in attributes) == ["east", "west"]
     assert {str(one["penstock.worker"]) for one in attributes} == {str(os.getpid())}
-    assert "two workers, in threads" in lengths.to_mermaid()
-    assert {step.runs_on for step in profile.steps} == {"two workers, in threads"}
+    assert "two workers" in lengths.to_mermaid()
+    assert {step.runs_on for step in profile.steps} == {"two workers"}
 
 
 async def test_figures_of_a_batch_and_of_a_stream_are_those_of_its_calls() -> None:
@@ -220,7 +199,7 @@ async def test_figures_of_a_batch_and_of_a_stream_are_those_of_its_calls() -> No
             async with e.deploy(ps.graph(sizes)) as service:
                 await asyncio.gather(*map(service, range(8)))
                 [of_batches] = service.statistics().actors
-        assert [step.runs_on for step in profile.steps] == ["two workers, in threads"]
+        assert [step.runs_on for step in profile.steps] == ["two workers"]
         async with e.stream(ps.graph(count)(1000)) as values:
             async for _ in values:
                 pass

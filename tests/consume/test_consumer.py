@@ -5,7 +5,8 @@ is settled.
 import asyncio
 import os
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -16,6 +17,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 import penstock as ps
 from penstock import consume, engine, telemetry, testing
 from tests.consume.memory import Log, Member, Queue, log_of
+from tests.kit import Gate, same, virtual
 from tests.tracing import Tracing
 
 
@@ -23,11 +25,36 @@ class Boom(Exception):
     pass
 
 
+Before = Callable[[consume.Message], Awaitable[object]]
+
+
+@asynccontextmanager
+async def consuming(
+    log: Log, before: Before | None = None, *, member: Member | None = None, **options: Any
+) -> AsyncGenerator[consume.Consumer]:
+    """Give a consumer whose calls end their messages after `before`; the partitions of the log are its own."""
+
+    @ps.node(effectful="unordered")
+    async def end(message: consume.Message) -> None:
+        if before is not None:
+            await before(message)
+        log.ended.add(message.identity)
+
+    source = member or Member(log)
+    options = {"dead_letters": no_letter, "settle_seconds": 0.01, **options}
+    async with (
+        engine.deploy(ps.graph(end), max_in_flight=8) as service,
+        consume.Consumer(service, source, ps.graph(end), **options) as consumer,
+    ):
+        await source.give(range(len(log.partitions)))
+        yield consumer
+
+
 class World:
     """A graph that handles messages, and the list of messages that it has handled."""
 
     def __init__(self, log: Log | None, *, seconds: float = 0.1, poison: float = 0.0) -> None:
-        self.rng = Random(asyncio.get_running_loop().seed)  # type: ignore[attr-defined]
+        self.rng = Random(getattr(asyncio.get_running_loop(), "seed", 0))
         self.seconds, self.poison = seconds, poison
         self.done: list[tuple[str, Any]] = []
         self.letters: list[consume.DeadLetter] = []
@@ -50,11 +77,7 @@ class World:
             self.done.append((identity, value))
             self.ended.add(identity)
 
-        @ps.graph
-        async def handle(identity: str, value: Any) -> None:
-            await work(identity, value)
-
-        self.handle = handle
+        self.handle = ps.graph(work)
 
     def call_of(self, message: consume.Message) -> ps.Call[None]:
         return self.handle(message.identity, message.value)
@@ -124,7 +147,7 @@ def test_partitions_come_and_go_and_nothing_is_lost_or_written_twice(effort: int
         assert all(isinstance(letter.error, Boom) and letter.attempts == 1 for letter in world.letters)
         assert one.statistics().late_commits == two.statistics().late_commits == 0
 
-    testing.interleavings(main, count=40 * effort)
+    testing.interleavings(main, count=20 * effort)
 
 
 def test_whatever_goes_wrong_nothing_is_lost_and_only_a_prefix_is_settled(effort: int) -> None:
@@ -170,7 +193,7 @@ def test_whatever_goes_wrong_nothing_is_lost_and_only_a_prefix_is_settled(effort
             log.owners.clear()
         assert log.ended == all_of(log)
 
-    testing.interleavings(main, count=60 * effort)
+    testing.interleavings(main, count=30 * effort)
 
 
 def test_a_queue_settles_what_has_ended_and_renews_what_is_open(effort: int) -> None:
@@ -189,43 +212,27 @@ def test_a_queue_settles_what_has_ended_and_renews_what_is_open(effort: int) -> 
         assert world.ended == set(queue.settled)
         assert len(world.done) + len(world.letters) == 30, "what is renewed does not come twice"
 
-    testing.interleavings(main, count=20 * effort)
+    testing.interleavings(main, count=10 * effort)
 
 
-def test_a_slow_message_delays_its_key_and_no_other_partition() -> None:
-    async def main() -> None:
-        log = log_of(Random(1), 4, 400, keys=40)
-        release = asyncio.Event()
-        world = World(log)
-        slow = log.partitions[1][0].identity
+@virtual
+async def test_a_slow_message_delays_its_key_and_no_other_partition() -> None:
+    log = log_of(Random(1), 4, 400, keys=40)
+    release, member = asyncio.Event(), Member(log)
 
-        @ps.node
-        async def work(identity: str) -> None:
-            if identity == slow:
-                await release.wait()
-            log.ended.add(identity)
+    async def wait(message: consume.Message) -> None:
+        if message is log.partitions[1][0]:
+            await release.wait()
 
-        @ps.graph
-        async def handle(identity: str) -> None:
-            await work(identity)
-
-        async with engine.deploy(handle, max_in_flight=8) as service:
-            member = Member(log)
-            call_of = lambda message: handle(message.identity)  # noqa: E731
-            async with consume.Consumer(
-                service, member, call_of, dead_letters=world.bury, max_open=32, settle_seconds=0.1
-            ) as consumer:
-                await member.give(range(4))
-                await until(lambda: log.committed[0] + log.committed[2] + log.committed[3] > 200)
-                await until(lambda: all(log.committed[p] == len(log.partitions[p]) for p in (0, 2, 3)))
-                assert log.committed[1] == 0
-                assert 0 < consumer.statistics().open <= 32
-                await until(lambda: {partition for partition, _ in member.kept} == {0, 1, 2, 3})
-                release.set()
-                await until(lambda: log.is_settled)
-                assert consumer.statistics().lag == 0
-
-    testing.run_seeded(main, seed=1)
+    async with consuming(log, wait, member=member, max_open=32, settle_seconds=0.1) as consumer:
+        await until(lambda: log.committed[0] + log.committed[2] + log.committed[3] > 200)
+        await until(lambda: all(log.committed[p] == len(log.partitions[p]) for p in (0, 2, 3)))
+        assert log.committed[1] == 0
+        assert 0 < consumer.statistics().open <= 32
+        await until(lambda: {partition for partition, _ in member.kept} == {0, 1, 2, 3})
+        release.set()
+        await until(lambda: log.is_settled)
+        assert consumer.statistics().lag == 0
 
 
 class Colliding(str):
@@ -235,41 +242,28 @@ class Colliding(str):
         return 1
 
 
-def test_a_slow_key_delays_no_other_key_of_its_partition() -> None:
-    async def main() -> None:
-        log = log_of(Random(10), 1, 120, keys=12)
-        world = World(log)
-        release = asyncio.Event()
-        slow = [message for message in log.partitions[0] if message.value[0] == 7]
+@virtual
+async def test_a_slow_key_delays_no_other_key_of_its_partition() -> None:
+    log = log_of(Random(10), 1, 120, keys=12)
+    release, done = asyncio.Event(), list[consume.Message]()
+    slow = [message for message in log.partitions[0] if message.value[0] == 7]
 
-        @ps.node
-        async def work(identity: str, value: tuple[int, int]) -> None:
-            if value == slow[0].value:
-                await release.wait()
-            world.done.append((identity, value))
-            log.ended.add(identity)
+    async def wait(message: consume.Message) -> None:
+        if message is slow[0]:
+            await release.wait()
+        done.append(message)
 
-        @ps.graph
-        async def handle(identity: str, value: tuple[int, int]) -> None:
-            await work(identity, value)
+    def by_number(message: consume.Message) -> Colliding:
+        return Colliding(message.value[0])
 
-        def by_number(message: consume.Message) -> Colliding:
-            return Colliding(message.value[0])
-
-        world.handle = handle
-        async with engine.deploy(handle, max_in_flight=4) as service:
-            member = Member(log)
-            async with world.consumer(service, member, max_open=160, order_by=by_number) as consumer:
-                await member.give([0])
-                await until(lambda: len(world.done) == 120 - len(slow) and log.committed[0] == slow[0].position)
-                assert not log.ended & {message.identity for message in slow}
-                assert consumer.statistics().open == 120 - slow[0].position
-                release.set()
-                await until(lambda: log.is_settled)
-        assert [value for _, value in world.done[-len(slow) :]] == [message.value for message in slow]
-        assert in_order(world.done)
-
-    testing.run_seeded(main, seed=10)
+    async with consuming(log, wait, max_open=160, order_by=by_number) as consumer:
+        await until(lambda: len(done) == 120 - len(slow) and log.committed[0] == slow[0].position)
+        assert not log.ended & {message.identity for message in slow}
+        assert consumer.statistics().open == 120 - slow[0].position
+        release.set()
+        await until(lambda: log.is_settled)
+    assert done[-len(slow) :] == slow
+    assert in_order((message.identity, message.value) for message in done)
 
 
 def metrics_of(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
@@ -286,13 +280,10 @@ async def test_a_function_that_cannot_make_a_call_fails_its_message_alone(monkey
     log = log_of(Random(2), 1, 10)
     letters: list[consume.DeadLetter] = []
 
-    @ps.node
-    def work(identity: str) -> None:
-        log.ended.add(identity)
-
     @ps.graph
-    async def handle(identity: str) -> None:
-        work(identity)
+    @ps.node(effectful="unordered")
+    def handle(identity: str) -> None:
+        log.ended.add(identity)
 
     def call_of(message: consume.Message) -> ps.Call[None]:
         if message.position == 3:
@@ -315,11 +306,8 @@ async def test_a_function_that_cannot_make_a_call_fails_its_message_alone(monkey
             await until(lambda: log.is_settled)
             assert telemetry.snapshot().lines == (("consumer", "10 ended, 0 open, lag 0"),)
             assert metrics_of(reader) == {
-                "lag": [(0, "0")],
-                "open": [(0, "0")],
-                "dead_letters": [2],
-                "late_commits": [0],
-            }
+                "lag": [(0, "0")], "open": [(0, "0")], "dead_letters": [2], "late_commits": [0],
+            }  # fmt: skip
     assert metrics_of(reader) == {"dead_letters": [2], "late_commits": [0]}
     assert telemetry.snapshot().lines == ()
     assert [(letter.message.position, letter.attempts) for letter in letters] == [(3, 0), (9, 0)]
@@ -332,110 +320,63 @@ async def test_a_function_that_cannot_make_a_call_fails_its_message_alone(monkey
 @pytest.mark.parametrize("error", [Boom("not authorized"), asyncio.CancelledError()])
 async def test_an_error_of_the_source_that_is_no_outage_ends_the_consumer(function: str, error: BaseException) -> None:
     """A cancelled request inside the source, such as that of a closed client, is no outage either."""
-    log = log_of(Random(3), 1, 10)
-
-    @ps.node(effectful=True)
-    def work(identity: str) -> None:
-        log.ended.add(identity)
-
-    @ps.graph
-    async def handle(identity: str) -> None:
-        work(identity)
-
-    async def bury(letter: consume.DeadLetter) -> None: ...
 
     async def broken(*_: Any) -> Any:
         raise error
 
-    async with engine.deploy(handle) as service:
-        member = Member(log)
-        member.keep_seconds = 0.01
-        setattr(member, function, broken)
-        options: Any = {"dead_letters": bury, "settle_seconds": 0.01}
-        consumer = consume.Consumer(service, member, lambda message: handle(message.identity), **options)
-
-        async def main() -> None:
-            async with consumer:
-                await member.give([0])
-                await consumer.wait_failed()
-
-        with pytest.raises((Boom, ps.NodeCancelledError)):
-            await main()
+    member = Member(log_of(Random(3), 1, 10))
+    member.keep_seconds = 0.01
+    setattr(member, function, broken)
+    with pytest.raises((Boom, ps.NodeCancelledError)):
+        async with consuming(member.log, member=member) as consumer:
+            await consumer.wait_failed()
 
 
-def test_a_consumer_is_entered_once_and_has_its_source_for_itself() -> None:
-    async def main() -> None:
-        world = World(None)
-        async with engine.deploy(world.handle) as service:
-            source = Queue(world.rng, [])
-            async with world.consumer(service, source) as first:
-                for refused in (first, world.consumer(service, source)):
-                    with pytest.raises(ps.OptionsError, match="a source for each"):
-                        await consume.run(refused)
-            with pytest.raises(ps.OptionsError, match="entered once"):
-                await consume.run(first)
-            async with world.consumer(service, source):
-                pass
-
-    testing.run_seeded(main, seed=9)
-
-
-def test_dead_letters_are_written_by_an_async_function() -> None:
-    async def main() -> None:
-        world = World(None)
-        async with engine.deploy(world.handle) as service:
-            with pytest.raises(ps.OptionsError, match=r"dead_letters=.*an `async def`"):
-                consume.Consumer(service, Queue(world.rng, []), world.handle, dead_letters=print)  # type: ignore[arg-type]
-
-    testing.run_seeded(main, seed=9)
+@virtual
+async def test_a_consumer_is_entered_once_and_has_its_source_for_itself() -> None:
+    world = World(None)
+    async with engine.deploy(world.handle) as service:
+        source = Queue(world.rng, [])
+        async with world.consumer(service, source) as first:
+            for refused in (first, world.consumer(service, source)):
+                with pytest.raises(ps.OptionsError, match="a source for each"):
+                    await consume.run(refused)
+        with pytest.raises(ps.OptionsError, match="entered once"):
+            await consume.run(first)
+        async with world.consumer(service, source):
+            pass
+        with pytest.raises(ps.OptionsError, match=r"dead_letters=.*an `async def`"):
+            consume.Consumer(service, source, world.handle, dead_letters=print)  # type: ignore[arg-type]
 
 
-def test_partitions_without_messages_leave_their_room_and_a_consumer_has_no_deadline() -> None:
-    async def main() -> None:
-        log = log_of(Random(7), 4, 40)
-        world = World(log)
-        async with (
-            # This timeout is for other callers; the consumer does not use it.
-            engine.deploy(world.handle, timeout_seconds=0.5) as service,
-            world.consumer(service, member := Member(log), max_open=1),
-        ):
-            await member.give(range(4))
-            await until(lambda: log.is_settled)
-
-    testing.run_seeded(main, seed=7)
+@virtual
+async def test_partitions_without_messages_leave_their_room_and_a_consumer_has_no_deadline() -> None:
+    log = log_of(Random(7), 4, 40)
+    world = World(log)
+    async with (
+        # This timeout is for other callers; the consumer does not use it.
+        engine.deploy(world.handle, timeout_seconds=0.5) as service,
+        world.consumer(service, member := Member(log), max_open=1),
+    ):
+        await member.give(range(4))
+        await until(lambda: log.is_settled)
 
 
 async def test_a_deployment_that_has_ended_makes_no_dead_letters() -> None:
-    log = log_of(Random(4), 1, 10)
-    begun = asyncio.Event()
-    letters: list[consume.DeadLetter] = []
+    log, gate = log_of(Random(4), 1, 10), Gate()
+    handle = gate.graph()
 
-    @ps.node
-    async def work(identity: str) -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
-    @ps.graph
-    async def handle(identity: str) -> None:
-        await work(identity)
-
-    async def bury(letter: consume.DeadLetter) -> None:
-        letters.append(letter)
+    async def abort(service: Any) -> None:
+        member = Member(log)
+        async with consume.Consumer(service, member, handle, dead_letters=no_letter) as consumer:
+            await member.give([0])
+            await gate.has()
+            await service.abort()
+            await consumer.wait_failed()
 
     async with engine.deploy(handle) as service:
-        member = Member(log)
-        consumer = consume.Consumer(service, member, lambda message: handle(message.identity), dead_letters=bury)
-
-        async def main() -> None:
-            async with consumer:
-                await member.give([0])
-                await begun.wait()
-                await service.abort()
-                await consumer.wait_failed()
-
         with pytest.raises(ps.EngineClosedError):
-            await main()
-    assert letters == []
+            await abort(service)
     assert log.committed == [0]
 
 
@@ -445,19 +386,16 @@ async def test_run_drains_at_a_signal_and_restores_the_handlers(number: signal.S
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
     release, signalled = asyncio.Event(), asyncio.Event()
 
-    @ps.node
-    async def work(identity: str) -> None:
+    @ps.graph
+    @ps.node(effectful="unordered")
+    async def handle(message: consume.Message) -> None:
         if not release.is_set():
             for _ in range(2):  # the process gets the signal, and then its process group
                 os.kill(os.getpid(), number)
                 await asyncio.sleep(0.02)
             signalled.set()
             await release.wait()
-        log.ended.add(identity)
-
-    @ps.graph
-    async def handle(identity: str) -> None:
-        await work(identity)
+        log.ended.add(message.identity)
 
     class Alone(Member):
         def partitions(self, held: consume.Partitions, /) -> Any:
@@ -466,8 +404,7 @@ async def test_run_drains_at_a_signal_and_restores_the_handlers(number: signal.S
 
     tasks: list[asyncio.Task[None]] = []
     async with engine.deploy(handle, max_in_flight=1) as service:
-        call_of = lambda message: handle(message.identity)  # noqa: E731
-        consumer = consume.Consumer(service, Alone(log), call_of, dead_letters=no_letter, max_open=4)
+        consumer = consume.Consumer(service, Alone(log), handle, dead_letters=no_letter, max_open=4)
         running = asyncio.create_task(consume.run(consumer))
         await consumer.wait_failed()
         await signalled.wait()
@@ -484,98 +421,61 @@ async def test_a_commit_that_is_too_late_cancels_what_is_open_and_commits_nothin
     log = log_of(Random(6), 1, 20)
     cancelled = asyncio.Event()
 
-    @ps.node
-    async def work(identity: str, number: int) -> None:
-        if number >= 5:
+    async def wait(message: consume.Message) -> None:
+        if message.position >= 5:
             try:
                 await asyncio.Event().wait()
             finally:
                 cancelled.set()
-        log.ended.add(identity)
 
-    @ps.graph
-    async def handle(identity: str, number: int) -> None:
-        await work(identity, number)
-
-    def call_of(message: consume.Message) -> ps.Call[None]:
-        return handle(message.identity, message.position)
-
-    async with engine.deploy(handle) as service:
-        member = Member(log)
-        options: Any = {"dead_letters": no_letter, "order_by": None, "settle_seconds": 0.01}
-        async with consume.Consumer(service, member, call_of, **options) as consumer:
-            await member.give([0])
-            log.owners.clear()  # the partition is taken without notice
-            await cancelled.wait()
-            assert consumer.statistics().late_commits == 1
-            assert consumer.statistics().partitions == ()
+    async with consuming(log, wait, order_by=None) as consumer:
+        log.owners.clear()  # the partition is taken without notice
+        await cancelled.wait()
+        assert (consumer.statistics().late_commits, consumer.statistics().partitions) == (1, ())
     assert log.committed == [0]
 
 
-def test_a_partition_that_comes_back_waits_for_handlers_that_still_unwind() -> None:
-    async def main() -> None:
-        log = log_of(Random(8), 1, 3, keys=1)
-        began: list[str] = []
-        unwinding, release = asyncio.Event(), asyncio.Event()
+@virtual
+async def test_a_partition_that_comes_back_waits_for_handlers_that_still_unwind() -> None:
+    log = log_of(Random(8), 1, 3, keys=1)
+    began: list[str] = []
+    unwinding, release = asyncio.Event(), asyncio.Event()
 
-        @ps.node
-        async def work(identity: str) -> None:
-            began.append(identity)
+    async def unwind(message: consume.Message) -> None:
+        began.append(message.identity)
+        if len(began) == 1:
             try:
-                if len(began) == 1:
-                    await asyncio.Event().wait()
+                await asyncio.Event().wait()
             finally:
-                if len(began) == 1:
-                    unwinding.set()
-                    await release.wait()
-            log.ended.add(identity)
+                unwinding.set()
+                await release.wait()
 
-        @ps.graph
-        async def handle(identity: str) -> None:
-            await work(identity)
-
-        async with engine.deploy(handle) as service:
-            member = Member(log)
-            options: Any = {"dead_letters": no_letter, "order_by": lambda message: "all", "settle_seconds": 0.01}
-            async with consume.Consumer(service, member, lambda one: handle(one.identity), **options):
-                for _ in range(3):  # the partition is given and lost; the second time, before any message could begin
-                    await member.give([0])
-                    await until(lambda: began)
-                    await member.held.lost([0])
-                    await unwinding.wait()
-                await member.give([0])
-                await asyncio.sleep(5)
-                assert began == ["log/0/0"]
-                release.set()
-                await until(lambda: log.is_settled)
-        assert began == ["log/0/0", "log/0/0", "log/0/1", "log/0/2"]
-
-    testing.run_virtual(main)
+    member = Member(log)
+    async with consuming(log, unwind, member=member, order_by=lambda message: "all"):
+        for _ in range(3):  # the partition is given and lost; the second time, before any message could begin
+            await until(lambda: began)
+            await member.held.lost([0])
+            await unwinding.wait()
+            await member.give([0])
+        await asyncio.sleep(5)
+        assert began == ["log/0/0"]
+        release.set()
+        await until(lambda: log.is_settled)
+    assert began == ["log/0/0", "log/0/0", "log/0/1", "log/0/2"]
 
 
 async def test_a_message_goes_on_with_the_trace_of_its_sender(tracing: Tracing) -> None:
     log = log_of(Random(9), 1, 1)
     log.partitions[0][0].headers = [("traceparent", b"00-%032x-%016x-01" % (7, 8))]
-
-    @ps.node
-    def work(identity: str) -> None:
-        log.ended.add(identity)
-
-    @ps.graph
-    async def handle(identity: str) -> None:
-        work(identity)
-
-    async with engine.deploy(handle) as service:
-        member = Member(log)
-        async with consume.Consumer(service, member, lambda one: handle(one.identity), dead_letters=no_letter):
-            await member.give([0])
-            await until(lambda: log.ended)
-    run = tracing.one("penstock.run handle")
+    async with consuming(log):
+        await until(lambda: log.ended)
+    run = tracing.one("penstock.run end")
     assert run.parent is not None
     assert (run.parent.trace_id, run.parent.span_id) == (7, 8)
 
 
-def test_a_client_that_makes_an_outage_of_a_cancel_does_not_hold_up_the_end() -> None:
+@virtual
+async def test_a_client_that_makes_an_outage_of_a_cancel_does_not_hold_up_the_end() -> None:
     kept: list[int] = []
 
     class Stubborn(Queue):
@@ -586,14 +486,10 @@ def test_a_client_that_makes_an_outage_of_a_cancel_does_not_hold_up_the_end() ->
             except asyncio.CancelledError:
                 raise ConnectionError("closed") from None
 
-    @ps.node
-    async def work(value: object) -> None:
-        pass
-
-    async def main() -> None:
-        async with engine.deploy(ps.graph(work)) as service, asyncio.timeout(60):
-            source = Stubborn(Random(1), ["message"])
-            async with consume.Consumer(service, source, lambda one: ps.graph(work)(one.value), dead_letters=no_letter):
-                await until(lambda: kept)
-
-    testing.run_virtual(main)
+    graph, source = ps.graph(same), Stubborn(Random(1), ["message"])
+    async with (
+        asyncio.timeout(60),
+        engine.deploy(graph) as service,
+        consume.Consumer(service, source, lambda one: graph(one.value), dead_letters=no_letter),
+    ):
+        await until(lambda: kept)

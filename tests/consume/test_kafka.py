@@ -59,11 +59,7 @@ class World:
             finally:
                 self._open[key] -= 1
 
-        @ps.graph
-        async def handle(identity: str, key: str, number: int) -> None:
-            await write(identity, key, number)
-
-        self.handle = handle
+        self.handle = ps.graph(write)
 
     async def produce(self) -> None:
         """Write the messages. The seed draws their keys; each message has its number within its key."""
@@ -206,7 +202,7 @@ def test_consumers_come_and_go_and_each_message_is_written_once(run: Run) -> Non
         world.check(may_repeat=False)
         assert await world.settled() == world.messages
 
-    run(scenario, messages=200)
+    run(scenario, messages=120)
 
 
 def test_dead_letters_have_their_source_and_a_refused_one_is_written_again(run: Run) -> None:
@@ -238,7 +234,7 @@ def test_an_outage_that_is_longer_than_the_poll_interval_costs_no_partition(run:
         world.check(may_repeat=False)
         assert consumer.statistics().late_commits == 0
 
-    run(scenario, messages=200, seeds=10)
+    run(scenario, messages=120, seeds=10)
 
 
 def test_what_a_drain_leaves_comes_again_and_is_no_dead_letter(run: Run) -> None:
@@ -271,7 +267,7 @@ def test_a_consumer_that_drains_too_long_loses_its_partitions_and_commits_nothin
         world.check(may_repeat=True)
         assert await world.settled() == world.messages
 
-    run(scenario, messages=150, seeds=15)
+    run(scenario, messages=100, seeds=15)
 
 
 def test_a_broker_that_is_away_costs_nothing(monkeypatch: pytest.MonkeyPatch, effort: int) -> None:
@@ -281,7 +277,7 @@ def test_a_broker_that_is_away_costs_nothing(monkeypatch: pytest.MonkeyPatch, ef
         seed: int = asyncio.get_running_loop().seed  # type: ignore[attr-defined]
         broker = Broker(Random(seed), {"orders": PARTITIONS})
         monkeypatch.setitem(sys.modules, "aiokafka", broker.module())
-        world = World(seed, broker, "", 150)
+        world = World(seed, broker, "", 80)
         await world.produce()
 
         def is_complete() -> bool:

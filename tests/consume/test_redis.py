@@ -118,11 +118,7 @@ class World:
             self.handled[identity] += 1
             self.rows.setdefault(identity, json.loads(fields[b"order"])["item"])
 
-        @ps.graph
-        async def handle(identity: str, fields: dict[bytes, bytes]) -> None:
-            await write(identity, fields)
-
-        self.handle = handle
+        self.handle = ps.graph(write)
 
     @asynccontextmanager
     async def consumer(
