@@ -3,18 +3,19 @@
 import re
 from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
 from textwrap import dedent
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine import Drawing, DrawnEdge, DrawnNode
 from penstock.engine.drawing import Kind
 from penstock.studio.drawing import in_parts, to_dot, to_mermaid, to_svg, to_text
+from tests.conftest import EFFORT
 
+few = settings(max_examples=20 * EFFORT)  # large examples
 SVG = "{http://www.w3.org/2000/svg}"
 EVERY_FORMAT = [to_text, to_mermaid, to_dot, to_svg]
 KINDS: dict[str, Kind] = {"?": "input", "!": "control", "=": "output"}
@@ -38,18 +39,6 @@ def assert_text(drawing: Drawing, expected: str) -> None:
     assert to_text(drawing) == dedent(expected).strip("\n")
 
 
-SEARCH = draw(
-    "search",
-    """
-    ?url
-    fetch < url | 8 at once, 3 attempts, 5 s
-    tokenize < fetch | thread
-    embed < tokenize | gpu:0, batches of 32
-    popularity < url
-    rank < embed popularity
-    =result < rank
-    """,
-)
 TRIAGE = draw(
     "triage",
     """
@@ -90,38 +79,6 @@ def agent() -> Drawing:
         ("c", basic),
         ("w", unfinished),
         ("w", step),
-    )
-
-
-def test_a_chain_is_a_straight_line() -> None:
-    assert_text(
-        draw("job", "?url\nfetch < url | 8 at once\nparse < fetch | thread\nstore < parse\n=result < store"),
-        """
-        job
-
-        ○  url
-        ●  fetch    8 at once
-        ●  parse    thread
-        ●  store
-        ◎  result
-        """,
-    )
-
-
-def test_a_diamond_has_two_rails() -> None:
-    assert_text(
-        SEARCH,
-        """
-        search
-
-        ○    url
-        ├─●  fetch        8 at once, 3 attempts, 5 s
-        │ ●  tokenize     thread
-        │ ●  embed        gpu:0, batches of 32
-        ● │  popularity
-        ●─╯  rank         ← embed, popularity
-        ◎    result
-        """,
     )
 
 
@@ -181,35 +138,6 @@ def test_only_what_may_be_exchanged_is_folded() -> None:
     assert "g ×2   ← f ×2" in to_text(everyone)
 
 
-def test_the_sources_of_a_search_are_one_line() -> None:
-    fetches = "\n".join(f"f{n}:fetch < http query | 2 s" for n in range(4))
-    assert_text(
-        draw(
-            "rag",
-            f"""
-?query
-http | resource
-{fetches}
-web:fetch_optional < http query | 2 s, fallback
-rerank < query f0 f1 f2 f3 web
-answer < query rerank | stream
-=result < answer
-""",
-        ),
-        """
-        rag
-
-        ○      query
-        │ ●    http             resource
-        ├─┼─●  fetch ×4         ← http, query   2 s
-        ├─● │  fetch_optional   ← http, query   2 s, fallback
-        ├─●─╯  rerank           ← query, fetch ×4, fetch_optional
-        ●─╯    answer           ← query, rerank   stream
-        ◎      result
-        """,
-    )
-
-
 def test_bodies_stand_under_the_node_that_drives_them() -> None:
     assert_text(
         agent(),
@@ -241,17 +169,8 @@ def test_bodies_stand_under_the_node_that_drives_them() -> None:
 
 
 def test_a_node_without_readers_does_not_seem_to_lead_on() -> None:
-    assert_text(
-        draw("g", "?x\nlog < x\n?y\nf < y"),
-        """
-        g
-
-        ○    x
-        ●    log
-          ○  y
-          ●  f
-        """,
-    )
+    lines = to_text(draw("g", "?x\nlog < x\n?y\nf < y")).splitlines()[2:]
+    assert lines == ["○    x", "●    log", "  ○  y", "  ●  f"]
 
 
 def test_too_many_rails_become_a_list_of_what_is_read() -> None:
@@ -262,42 +181,33 @@ def test_too_many_rails_become_a_list_of_what_is_read() -> None:
     assert max(map(len, lines)) <= 100
 
 
+def crawl(names: int) -> Drawing:
+    """A graph of a hundred lanes; their first steps have so many names."""
+    lines = "\n".join(f"f{n}:fetch{n % names} < x\np{n}:parse < f{n}" for n in range(100))
+    return draw("crawl", f"?x\n{lines}\nmerge < {' '.join(f'p{n}' for n in range(100))}\n=result < merge")
+
+
 def test_a_large_graph_is_summarised_and_the_numbers_add_up() -> None:
-    lines = "\n".join(f"f{n}:fetch{n % 20} < x\np{n}:parse < f{n}" for n in range(100))
-    picture = to_text(draw("crawl", f"?x\n{lines}\nmerge < {' '.join(f'p{n}' for n in range(100))}\n=result < merge"))
     # Five lanes of each of twenty names, folded, are forty rows: they can be drawn.
-    assert picture.count("×5") >= 40
-    lines = "\n".join(f"f{n}:fetch{n % 50} < x\np{n}:parse < f{n}" for n in range(100))
-    assert_text(
-        draw("crawl", f"?x\n{lines}\nmerge < {' '.join(f'p{n}' for n in range(100))}\n=result < merge"),
-        """
-        crawl
+    assert to_text(crawl(20)).count("×5") >= 40
+    fetches = "\n".join(f"      2  fetch{n}" for n in range(11))
+    expected = f"""\
+crawl
 
-        too large to draw: 203 nodes, 301 edges, 5 levels, up to 100 wide
+too large to draw: 203 nodes, 301 edges, 5 levels, up to 100 wide
 
-          nodes  name
-            100  parse
-              2  fetch0
-              2  fetch1
-              2  fetch2
-              2  fetch3
-              2  fetch4
-              2  fetch5
-              2  fetch6
-              2  fetch7
-              2  fetch8
-              2  fetch9
-              2  fetch10
-             81  of 42 other names
+  nodes  name
+    100  parse
+{fetches}
+     81  of 42 other names
 
-          level  nodes
-              0  x
-              1  fetch0 ×2, fetch1 ×2, fetch2 ×2, fetch3 ×2 and 92 more
-              2  parse ×100
-              3  merge
-              4  result
-        """,
-    )
+  level  nodes
+      0  x
+      1  fetch0 ×2, fetch1 ×2, fetch2 ×2, fetch3 ×2 and 92 more
+      2  parse ×100
+      3  merge
+      4  result"""
+    assert to_text(crawl(50)) == expected
 
 
 def test_bodies_that_would_bury_their_graph_are_counted() -> None:
@@ -335,9 +245,9 @@ def nested(depth: int) -> Drawing:
 
 
 @pytest.mark.parametrize("to_format", EVERY_FORMAT)
-@pytest.mark.parametrize("drawing", [line_of(10_000), fan_of(1_000), nested(10_000)], ids=["line", "fan", "nested"])
+@pytest.mark.parametrize("drawing", [line_of(10_000), fan_of(1_000), nested(3_000)], ids=["line", "fan", "nested"])
 def test_neither_length_nor_width_nor_depth_is_a_limit(drawing: Drawing, to_format: Callable[[Drawing], str]) -> None:
-    assert to_format(drawing) == to_format(drawing)
+    assert to_format(drawing)
 
 
 def test_large_graphs_are_whole_in_mermaid_and_dot_and_counted_in_the_others() -> None:
@@ -374,10 +284,10 @@ def test_nothing_and_little_can_be_drawn(to_format: Callable[[Drawing], str]) ->
 
 
 def test_nodes_may_come_in_any_order() -> None:
-    backwards = Drawing("search", tuple(reversed(SEARCH.nodes)))
-    names = [re.sub("^[│├─╯●○◎ ]+", "", line).split(" ")[0] for line in to_text(backwards).splitlines()[2:]]
-    assert sorted(names) == sorted(node.label for node in SEARCH.nodes)
-    for node in SEARCH.nodes:
+    backwards = Drawing("search", tuple(reversed(TRIAGE.nodes)))
+    names = [re.sub("^[^a-z]+", "", line).split(" ")[0] for line in to_text(backwards).splitlines()[2:]]
+    assert sorted(names) == sorted(node.label for node in TRIAGE.nodes)
+    for node in TRIAGE.nodes:
         for edge in node.inputs:
             assert names.index(edge.source_id) < names.index(node.id)
 
@@ -429,6 +339,7 @@ def read_rails(text: str) -> set[tuple[str, str]]:
     return edges
 
 
+@few
 @given(graphs(labels=st.sampled_from("fgh"), most=50), st.integers(1, 9))
 def test_parts_of_a_large_graph_keep_each_step_and_each_edge(drawing: Drawing, few: int) -> None:
     whole, parts = in_parts(drawing, few)
@@ -464,6 +375,7 @@ def test_rails_tell_every_edge_and_no_other(drawing: Drawing) -> None:
     assert read_rails(to_text(drawing)) == set(edges_of(drawing))
 
 
+@few
 @given(graphs(labels=st.sampled_from("fgh"), most=24))
 def test_folded_counts_add_up(drawing: Drawing) -> None:
     drawn = Counter[str]()
@@ -474,6 +386,7 @@ def test_folded_counts_add_up(drawing: Drawing) -> None:
     assert drawn == Counter(node.label for node in drawing.nodes)
 
 
+@few
 @given(graphs(labels=labels))
 def test_text_mentions_every_node_on_a_line_of_its_own(drawing: Drawing) -> None:
     text = to_text(drawing)
@@ -483,31 +396,36 @@ def test_text_mentions_every_node_on_a_line_of_its_own(drawing: Drawing) -> None
     assert len(text.splitlines()) <= 2 + len(drawing.nodes)
 
 
-@given(graphs(labels=labels))
-def test_mermaid_has_every_node_and_edge(drawing: Drawing) -> None:
-    names: dict[str, str] = {}
-    edges: list[tuple[str, str]] = []
-    for line in to_mermaid(drawing).splitlines()[4:]:
-        if found := re.fullmatch(r' {4}(n\d+)\("([^"\[\]{}|<>`&\\]*)"\)', line):
-            text = re.sub(r"#(\d+);", lambda code: chr(int(code[1])), found[2])
-            names[found[1]] = "" if text == " " else text
-        else:
-            source, target = line.strip().split(" --> ")
-            edges.append((names[source], names[target]))
-    assert sorted(names.values()) == sorted(shown(node.label) for node in drawing.nodes)
-    assert sorted(edges) == sorted((shown(source), shown(target)) for source, target in edges_of(drawing))
+def unquoted(text: str) -> str:
+    """Read the text of a label of Mermaid."""
+    found = re.sub(r"#(\d+);", lambda code: chr(int(code[1])), text)
+    return "" if found == " " else found
 
 
-@given(graphs(labels=labels))
-def test_dot_has_every_node_and_edge(drawing: Drawing) -> None:
+@pytest.mark.parametrize(
+    ("to_format", "node", "arrow", "label_of"),
+    [
+        (to_mermaid, r' {4}(n\d+)\("([^"\[\]{}|<>`&\\]*)"\)', " --> ", unquoted),
+        (
+            to_dot,
+            r' {4}(n\d+) \[label="((?:[^"\\]|\\.)*)", shape=.*\];',
+            " -> ",
+            lambda text: re.sub(r"\\(.)", r"\1", text).replace("&amp;", "&"),
+        ),
+    ],
+)
+@few
+@given(drawing=graphs(labels=labels))
+def test_mermaid_and_dot_have_every_node_and_edge(
+    to_format: Callable[[Drawing], str], node: str, arrow: str, label_of: Callable[[str], str], drawing: Drawing
+) -> None:
     names: dict[str, str] = {}
     edges: list[tuple[str, str]] = []
-    for line in to_dot(drawing).splitlines()[4:-1]:
-        if found := re.fullmatch(r' {4}(n\d+) \[label="((?:[^"\\]|\\.)*)", shape=.*\];', line):
-            text = re.sub(r"\\(.)", r"\1", found[2])
-            names[found[1]] = text.replace("&amp;", "&")
-        else:
-            source, target = line.strip().rstrip(";").split(" -> ")
+    for line in to_format(drawing).splitlines()[4:]:
+        if found := re.fullmatch(node, line):
+            names[found[1]] = label_of(found[2])
+        elif arrow in line:
+            source, target = line.strip().rstrip(";").split(arrow)
             edges.append((names[source], names[target]))
     assert sorted(names.values()) == sorted(shown(node.label) for node in drawing.nodes)
     assert sorted(edges) == sorted((shown(source), shown(target)) for source, target in edges_of(drawing))
@@ -526,6 +444,7 @@ def boxes_of(svg: str) -> dict[str, tuple[float, float, float, float]]:
     return boxes
 
 
+@few
 @given(graphs())
 def test_svg_has_every_node_and_edge_and_no_box_on_another(drawing: Drawing) -> None:
     svg = to_svg(drawing)
@@ -542,11 +461,11 @@ def test_svg_has_every_node_and_edge_and_no_box_on_another(drawing: Drawing) -> 
     assert edges == {f"{source} → {target}" for source, target in edges_of(drawing)}
 
 
+@few
 @given(graphs(labels=labels))
 def test_svg_is_well_formed_whatever_the_labels(drawing: Drawing) -> None:
     texts = [text.text or "" for text in ElementTree.fromstring(to_svg(drawing)).iter(f"{SVG}text")]
-    for node in drawing.nodes:
-        assert any(text.startswith(shown(node.label)) for text in texts)
+    assert all(any(text.startswith(shown(node.label)) for text in texts) for node in drawing.nodes)
 
 
 def test_svg_needs_nothing_from_elsewhere_and_follows_the_colour_scheme() -> None:
@@ -558,17 +477,12 @@ def test_svg_needs_nothing_from_elsewhere_and_follows_the_colour_scheme() -> Non
         assert f">{title}</text>" in svg
 
 
-def test_a_straight_chain_is_straight_in_svg() -> None:
-    boxes = boxes_of(to_svg(draw("job", "?url\nfetch < url\na_longer_name < fetch | thread\n=result < a_longer_name")))
-    middles = [(left + right) / 2 for left, _, right, _ in boxes.values()]
-    assert all(abs(one - other) < 1 for one, other in pairwise(middles))
-
-
 def test_what_has_one_source_and_one_reader_stands_under_its_source_in_svg() -> None:
     graph = "?query\nhttp | resource\nfetch < http query | 2 s, 2 attempts\nweb < http query | 2 s, fallback"
-    boxes = boxes_of(to_svg(draw("rag", f"{graph}\nrerank < query fetch web\nanswer < query rerank\n=result < answer")))
-    (left, _, right, _), (left_below, _, right_below, _) = boxes["answer"], boxes["result"]
-    assert abs((left + right) - (left_below + right_below)) < 1
+    rest = "rerank < query fetch web\nanswer < query rerank\na_longer_name < answer | thread\n=result < a_longer_name"
+    boxes = boxes_of(to_svg(draw("rag", f"{graph}\n{rest}")))
+    middles = [boxes[name][0] + boxes[name][2] for name in ("answer", "a_longer_name", "result")]
+    assert max(middles) - min(middles) < 2
 
 
 def test_boxes_are_ordered_so_that_edges_do_not_cross_in_svg() -> None:
@@ -603,16 +517,17 @@ def test_bodies_are_blocks_in_mermaid_and_dot() -> None:
 
 
 def test_what_only_waits_is_drawn_thin() -> None:
-    after = DrawnEdge("check", "after", is_order=True)
+    def after(source: str) -> DrawnEdge:
+        return DrawnEdge(source, "after", is_order=True)
+
+    user = DrawnEdge("user")
     found = Drawing(
         "pay",
         (
             DrawnNode("user", "user", kind="input"),
-            DrawnNode("check", "check", inputs=(DrawnEdge("user"),)),
-            DrawnNode("book", "book", inputs=(DrawnEdge("user"), after)),
-            DrawnNode(
-                "result", "result", kind="output", inputs=(DrawnEdge("user"), DrawnEdge("book", "after", is_order=True))
-            ),
+            DrawnNode("check", "check", inputs=(user,)),
+            DrawnNode("book", "book", inputs=(user, after("check"))),
+            DrawnNode("result", "result", kind="output", inputs=(user, after("book"))),
         ),
     )
     assert to_text(found).splitlines()[2:] == [

@@ -107,9 +107,7 @@ async def branching(number: int) -> int:
 async def profiled(*graphs: ps.Graph[[int], int], items: int = 30) -> telemetry.Profile:
     with telemetry.profile() as profile:
         for graph in graphs:
-            async with engine.stream(graph(number) for number in range(items)) as results:
-                async for _ in results:
-                    pass
+            _ = [one async for one in engine.stream(graph(number) for number in range(items))]
     return profile
 
 
@@ -148,18 +146,10 @@ async def test_where_threads_are_used_the_table_says_what_their_time_goes_into(t
     def read(number: int) -> int:
         return number
 
-    reading = ps.graph(read)
-    fetching = ps.graph(fetch)
-
-    titles = {}
-    for graph in (reading, fetching):
-        with telemetry.profile() as profile:
-            await engine.run(graph(1))
-        profile.to_html(tmp_path / "page.html")
-        titles[graph] = Page((tmp_path / "page.html").read_text(encoding="utf-8")).texts["button"]
     of_threads = ["CPU", "GIL", "loop", "hops", "holds GIL"]
-    assert [title for title in titles[reading] if title in of_threads] == of_threads
-    assert not set(of_threads) & set(titles[fetching])
+    for graph, expected in ((ps.graph(read), of_threads), (ps.graph(fetch), [])):
+        _, page = written(await profiled(graph, items=1), tmp_path)
+        assert [title for title in page.texts["button"] if title in of_threads] == expected
 
 
 async def test_edges_lead_around_control_flow(tmp_path: Path) -> None:
@@ -185,9 +175,7 @@ async def test_what_names_say_is_text(tmp_path: Path) -> None:
         raise ValueError(NASTY)
 
     with telemetry.profile() as profile:
-        async with engine.stream([ps.graph(nasty)(1)], on_error="skip") as results:
-            async for _ in results:
-                pass
+        _ = [one async for one in engine.stream([ps.graph(nasty)(1)], on_error="skip")]
         profile._recorder.device_worked(DeviceSlice("compute", NASTY, NASTY, 1e9, 1e9 + 1))
     text, page = written(profile, tmp_path)
     assert text.count("</script") == 3

@@ -12,6 +12,7 @@ from penstock.telemetry import DeviceSlice
 from tests.packages import needs_package
 
 from .browser import Browser, installed
+from .test_page import count, fetch, profiled
 
 _PROGRAM = installed()
 pytestmark = needs_package("chromium", _PROGRAM)
@@ -20,20 +21,9 @@ ITEMS = 12
 WARM = {False: "rgb(194, 65, 12)", True: "rgb(255, 146, 87)"}
 
 
-@ps.node
-async def fetch(number: int) -> int:
-    await asyncio.sleep(0)
-    return number
-
-
 @ps.node(concurrency=1)
 async def decode(number: int) -> int:
     await asyncio.sleep(0.005)
-    return number
-
-
-@ps.node
-def count(number: int) -> int:
     return number
 
 
@@ -51,9 +41,7 @@ async def again(number: int) -> int:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     async def run() -> telemetry.Profile:
         with telemetry.profile() as profile:
-            async with engine.stream(measure(number) for number in range(ITEMS)) as results:
-                async for _ in results:
-                    pass
+            _ = [one async for one in engine.stream(measure(number) for number in range(ITEMS))]
             began = profile._recorder._began
             frames = tuple(one.frame for one in profile.timeline.slices[:2] if one.frame is not None)
             profile._recorder.device_worked(
@@ -68,16 +56,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def of_two_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    async def run() -> telemetry.Profile:
-        with telemetry.profile() as profile:
-            for graph in (measure, again):
-                async with engine.stream(graph(number) for number in range(3)) as results:
-                    async for _ in results:
-                        pass
-        return profile
-
     path = tmp_path_factory.mktemp("page") / "two.html"
-    asyncio.run(run()).to_html(path)
+    asyncio.run(profiled(measure, again, items=3)).to_html(path)
     return path
 
 

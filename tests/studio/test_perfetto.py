@@ -48,9 +48,7 @@ def read(path: Path) -> Trace:
 
 async def test_nodes_are_tracks_items_are_flows_and_inboxes_are_counters(tmp_path: Path) -> None:
     with telemetry.profile() as profile:
-        async with engine.stream(measure(number) for number in range(20)) as results:
-            async for _ in results:
-                pass
+        _ = [one async for one in engine.stream(measure(number) for number in range(20))]
     path = tmp_path / "trace.json"
     profile.to_perfetto(path)
     found = read(path)

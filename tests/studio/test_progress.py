@@ -21,8 +21,9 @@ from penstock.studio.progress import words
 from tests.devices.processes import ROOT
 
 
+@ps.graph
 @ps.node
-async def check(number: int) -> int:
+async def checked(number: int) -> int:
     await asyncio.sleep(0)
     if number % 5 == 3:
         raise ValueError(number)
@@ -30,19 +31,10 @@ async def check(number: int) -> int:
 
 
 @ps.graph
-async def checked(number: int) -> int:
-    return await check(number)
-
-
 @ps.node
-async def count_to(number: int) -> AsyncIterator[int]:
+async def counted(number: int) -> AsyncIterator[int]:
     for value in range(number):
         yield value
-
-
-@ps.graph
-async def counted(number: int) -> AsyncIterator[int]:
-    return count_to(number)
 
 
 class Screen:
@@ -88,20 +80,32 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
     found.close()
 
 
-async def numbers(calls: Iterable[ps.Call[int]], **options: Any) -> list[int]:
-    async with engine.stream(calls, progress=True, **options) as results:
+async def numbers(calls: Iterable[ps.Call[int]], *, progress: bool = True, **options: Any) -> list[int]:
+    async with engine.stream(calls, progress=progress, **options) as results:
         return [number async for number in results]
+
+
+async def values(call: ps.Call[AsyncIterator[int]]) -> list[int]:
+    async with engine.stream(call, progress=True) as stream:
+        return [value async for value in stream]
 
 
 async def test_the_bar_ends_with_what_was_done(screen: Screen) -> None:
     screen.attach()
     assert len(await numbers([checked(number) for number in range(20)], on_error="skip")) == 16
     assert re.fullmatch(r"checked ━+ 20/20  [\d,.]+/s  4 failed", screen.last())
+    await numbers((checked(number) for number in range(3)), ordered=False)  # without a length
+    assert re.fullmatch(r"checked ━+ 3  [\d,.]+/s", screen.last())
+    assert await values(counted(7)) == [*range(7)]  # values of one call
+    assert re.fullmatch(r"counted ━+ 7  [\d,.]+/s", screen.last())
+    with pytest.raises(ValueError, match="3"):
+        await numbers([checked(number) for number in range(4)], max_in_flight=1)
+    assert "4/4" in screen.last()
 
 
 async def test_a_name_that_would_drive_the_terminal_is_shown_escaped(screen: Screen) -> None:
     async def evil(number: int) -> int:
-        return await check(number)
+        return await checked(number)
 
     evil.__name__ = "a\x1b]0;title\x07\nb"
     graph = ps.graph(evil)
@@ -110,23 +114,17 @@ async def test_a_name_that_would_drive_the_terminal_is_shown_escaped(screen: Scr
     assert screen.last().startswith("a\\x1b]0;title\\x07 b ━")
 
 
-async def test_without_a_length_it_counts(screen: Screen) -> None:
-    screen.attach()
-    await numbers((checked(number) for number in range(3)), ordered=False)
-    assert re.fullmatch(r"checked ━+ 3  [\d,.]+/s", screen.last())
-
-
 async def test_the_numbers_move_while_it_runs(screen: Screen) -> None:
     screen.attach()
     gate = asyncio.Event()
 
+    @ps.graph
     @ps.node(concurrency=1, capacity=1)
-    async def wait(number: int) -> int:
+    async def waiting(number: int) -> int:
         if number == 2:
             await gate.wait()
         return number
 
-    waiting = ps.graph(wait)
     printed = ""
     async with engine.stream([waiting(number) for number in range(4)], progress=True) as results:
         assert [await anext(results), await anext(results)] == [0, 1]
@@ -136,13 +134,6 @@ async def test_the_numbers_move_while_it_runs(screen: Screen) -> None:
         gate.set()
         assert [number async for number in results] == [2, 3]
     assert "4/4" in screen.last()
-
-
-async def test_values_of_one_call_are_counted(screen: Screen) -> None:
-    screen.attach()
-    async with engine.stream(counted(7), progress=True) as values:
-        assert len([value async for value in values]) == 7
-    assert re.fullmatch(r"counted ━+ 7  [\d,.]+/s", screen.last())
 
 
 class Numbers:
@@ -165,33 +156,26 @@ class Numbers:
         return self._left.popleft()
 
 
-async def odd(numbers: AsyncIterator[int]) -> AsyncIterator[int]:
+@ps.graph
+@ps.node
+async def filtered(numbers: AsyncIterator[int]) -> AsyncIterator[int]:
     async for number in numbers:
         if number % 2:
             yield number
 
 
-filter_odd = ps.node(odd)
-
-
-@ps.graph
-async def filtered(numbers: AsyncIterator[int]) -> AsyncIterator[int]:
-    return filter_odd(numbers)
-
-
 async def test_values_of_a_source_with_a_length_have_a_total_and_the_time_left(screen: Screen) -> None:
     screen.attach()
     gate, printed = asyncio.Event(), ""
-    async with engine.stream(filtered(Numbers(6, gate)), progress=True) as values:
-        assert [await anext(values), await anext(values)] == [1, 3]
+    async with engine.stream(filtered(Numbers(6, gate)), progress=True) as stream:
+        assert [await anext(stream), await anext(stream)] == [1, 3]
         while not re.search(r"filtered [━╸╺]+ 4/6 +[\d.,]+/s +\d+ s left", printed):
             await asyncio.sleep(0)
             printed += screen.shown()
         gate.set()
-        assert [value async for value in values] == [5]
+        assert [value async for value in stream] == [5]
     assert re.fullmatch(r"filtered ━+ 6/6  [\d,.]+/s", screen.last())
-    async with engine.stream(filtered(Numbers(2)), progress=True) as values:  # read before the bar looks
-        assert [value async for value in values] == [1]
+    assert await values(filtered(Numbers(2))) == [1]  # read before the bar looks
     assert re.fullmatch(r"filtered ━+ 2/2  [\d,.]+/s", screen.last())
 
 
@@ -200,8 +184,8 @@ async def test_streams_of_a_service_have_one_too(screen: Screen) -> None:
     async with engine.deploy(counted, checked) as service:
         assert await service.map([checked(1), checked(2)], progress=True) == [1, 2]
         assert screen.last().startswith("checked ━")
-        async with service.stream(counted(2), progress=True) as values:
-            assert [value async for value in values] == [0, 1]
+        async with service.stream(counted(2), progress=True) as stream:
+            assert [value async for value in stream] == [0, 1]
         assert screen.last().startswith("counted ━")
 
 
@@ -209,8 +193,7 @@ async def test_bars_of_streams_that_run_together_stand_below_each_other(screen: 
     screen.attach()
     async with engine.stream([checked(1), checked(2)], progress=True) as one:
         assert await anext(one) == 1
-        async with engine.stream(counted(2), progress=True) as other:
-            assert [value async for value in other] == [0, 1]
+        assert await values(counted(2)) == [0, 1]
         assert await anext(one) == 2
     lines = [line.strip() for line in screen.shown().splitlines()]
     assert any(re.match("checked ━+ 2/2", line) for line in lines[-2:])
@@ -221,24 +204,17 @@ async def test_bars_of_streams_that_run_together_stand_below_each_other(screen: 
 async def test_what_a_break_cancels_has_not_failed(screen: Screen) -> None:
     screen.attach()
 
+    @ps.graph
     @ps.node
-    async def wait(number: int) -> int:
+    async def waiting(number: int) -> int:
         if number:
             await asyncio.Event().wait()
         return number
 
-    waiting = ps.graph(wait)
     async with engine.stream([waiting(number) for number in range(50)], progress=True) as results:
         async for _ in results:
             break
     assert "failed" not in screen.last()
-
-
-async def test_an_error_ends_it(screen: Screen) -> None:
-    screen.attach()
-    with pytest.raises(ValueError, match="3"):
-        await numbers([checked(number) for number in range(4)], max_in_flight=1)
-    assert "4/4" in screen.last()
 
 
 async def test_a_cancel_ends_it(screen: Screen) -> None:
@@ -347,12 +323,7 @@ async def test_on_a_terminal_without_rich_it_names_the_extra(screen: Screen, mon
     monkeypatch.delitem(sys.modules, "penstock.studio.progress", raising=False)
     with pytest.raises(ps.MissingExtraError, match=r'pip install "penstock\[rich\]"'):
         engine.stream([checked(1)], progress=True)
-    assert await numbers_without_progress() == [1]
-
-
-async def numbers_without_progress() -> list[int]:
-    async with engine.stream([checked(1)]) as results:
-        return [number async for number in results]
+    assert await numbers([checked(1)], progress=False) == [1]
 
 
 class Broken:

@@ -171,10 +171,6 @@ def test_a_process_that_dies_is_told_and_found_again(tmp_path: Path) -> None:
             assert found["look"]["process"] == app.pid
             assert found["look"]["verdict"]["title"] == "slow"
             until(studio, 1, lambda one: one["alive"])
-            app.send_signal(signal.SIGSTOP)
-            until(studio, 0, lambda one: "not answered" in one["says"] and not one["alive"])
-            app.send_signal(signal.SIGCONT)
-            until(studio, 0, lambda one: one["alive"])
             app.send_signal(signal.SIGKILL)
             dead = until(studio, 0, lambda one: not one["alive"])
             assert "end" in dead["says"]
@@ -185,6 +181,15 @@ def test_a_process_that_dies_is_told_and_found_again(tmp_path: Path) -> None:
                 found = until(studio, 0, lambda one: one["alive"])
                 assert found["look"]["process"] == again.pid
                 assert studio.looks(before)["number"] > before
+
+
+@pytest.mark.long  # the page waits for an answer for ten seconds
+def test_a_process_that_is_stopped_is_told_until_it_goes_on(tmp_path: Path) -> None:
+    with exposed(tmp_path / "app.sock") as app, Studio(tmp_path / "app.sock") as studio:
+        app.send_signal(signal.SIGSTOP)
+        until(studio, 0, lambda one: "not answered" in one["says"] and not one["alive"])
+        app.send_signal(signal.SIGCONT)
+        until(studio, 0, lambda one: one["alive"])
 
 
 def test_a_page_gets_what_is_newer_than_it_has(studio: Studio) -> None:

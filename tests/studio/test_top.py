@@ -112,6 +112,7 @@ def test_a_process_that_is_stopped_is_told_of(
     assert "does not answer: it is stopped" in errors
 
 
+@pytest.mark.parametrize("program", ["top", "items"])
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -120,11 +121,13 @@ def test_a_process_that_is_stopped_is_told_of(
         ("x" * 200, "{path} cannot be connected to: AF_UNIX path too long"),
     ],
 )
-def test_wrong_paths_are_told_of(tmp_path: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_paths_are_told_of(
+    program: str, name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
-    status, printed, errors = command(capsys, "top", tmp_path / name, "--once")
+    status, printed, errors = command(capsys, program, tmp_path / name)
     assert (status, printed) == (1, "")
-    assert errors.startswith("python -m penstock top: " + message.format(path=tmp_path / name))
+    assert errors.startswith(f"python -m penstock {program}: " + message.format(path=tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -208,9 +211,3 @@ def test_items_prints_what_is_in_flight_and_what_has_failed(path: Path, capsys: 
     assert (failure["node"], failure["type"], failure["message"]) == ("slow", "ValueError", "")
     _, printed, _ = command(capsys, "items", path, "no such node", "--interval-seconds", "0")
     assert "in flight  0" in printed
-
-
-def test_items_of_no_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, errors = command(capsys, "items", tmp_path / "socket")
-    assert status == 1
-    assert "there is no socket" in errors
