@@ -97,21 +97,17 @@ async def test_items_of_a_stream_and_of_map_each_are_handled_together() -> None:
     assert set(map(len, recorder.batches)) == {4}
 
 
-def test_a_small_batch_waits_for_others_and_no_longer() -> None:
+@virtual
+async def test_a_small_batch_waits_for_others_and_no_longer() -> None:
     recorder = Recorder()
     node = ps.node(batch=ps.Batch(3, max_wait_seconds=0.5), name="double")(recorder)
-    graph = ps.graph(node)
-
-    async def main() -> None:
-        async with engine.deploy(graph) as service:
-            calls = [asyncio.create_task(service(0))]
-            await asyncio.sleep(0.25)
-            calls.append(asyncio.create_task(service(1)))
-            await asyncio.gather(*calls)
-            await asyncio.sleep(1)
-            await asyncio.gather(*(service(x) for x in range(3)))  # a full batch does not wait
-
-    testing.run_virtual(main, timeout_seconds=60)
+    async with engine.deploy(ps.graph(node)) as service:
+        calls = [asyncio.create_task(service(0))]
+        await asyncio.sleep(0.25)
+        calls.append(asyncio.create_task(service(1)))
+        await asyncio.gather(*calls)
+        await asyncio.sleep(1)
+        await asyncio.gather(*map(service, range(3)))  # a full batch does not wait
     assert recorder.batches == [[0, 1], [0, 1, 2]]
     assert recorder.at == [0.5, 1.5]
 
@@ -174,46 +170,32 @@ async def test_an_error_of_an_item_does_not_touch_its_batch_mates() -> None:
         (asyncio.CancelledError(), ps.NodeCancelledError, "was cancelled"),
     ],
 )
-async def test_a_batch_that_fails_as_a_whole_fails_all_of_its_items(
-    returned: object, error: type[Exception], match: str
-) -> None:
+async def test_a_batch_that_fails_as_a_whole_fails_all_of_its_items(returned: Any, error: Any, match: str) -> None:
     @ps.node(batch=ps.Batch(3, max_wait_seconds=60))
     async def wrong(items: list[int]) -> list[int]:
         if isinstance(returned, BaseException):
             raise returned
-        return returned  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+        return returned
 
     async with engine.deploy(ps.graph(wrong)) as service:
         for _ in range(2):  # the node goes on after the error
-            results = await asyncio.gather(*(service(x) for x in range(3)), return_exceptions=True)
-            for result in results:
+            for result in await asyncio.gather(*map(service, range(3)), return_exceptions=True):
                 assert isinstance(result, error)
                 assert match in str(result)
 
 
-async def test_cancelled_items_are_not_in_the_batch() -> None:
-    recorder = Recorder()
-    node = ps.node(batch=ps.Batch(3, max_wait_seconds=60), name="double")(recorder)
-    async with engine.deploy(ps.graph(node)) as service:
-        gone = asyncio.create_task(service(0))
-        await testing.wait_quiescent()
-        gone.cancel()
-        assert await asyncio.gather(*(service(x) for x in range(1, 4))) == [2, 4, 6]
-    assert recorder.batches == [[1, 2, 3]]
-
-
-def test_expired_items_are_not_in_the_batch() -> None:
+@virtual
+async def test_cancelled_and_expired_items_are_not_in_the_batch() -> None:
     recorder = Recorder()
     graph = ps.graph(ps.node(batch=ps.Batch(3, max_wait_seconds=2), name="double")(recorder))
-
-    async def main() -> None:
-        async with engine.deploy(graph) as service:
-            patient = asyncio.create_task(service(1))
-            with pytest.raises(ps.DeadlineExceeded):
-                await service.run(graph(0), timeout_seconds=1)
-            assert await patient == 2
-
-    testing.run_virtual(main, timeout_seconds=60)
+    async with engine.deploy(graph) as service:
+        gone = asyncio.create_task(service(0))
+        patient = asyncio.create_task(service(1))
+        await testing.wait_quiescent()
+        gone.cancel()
+        with pytest.raises(ps.DeadlineExceeded):
+            await service.run(graph(2), timeout_seconds=1)
+        assert await patient == 2
     assert recorder.batches == [[1]]
 
 
@@ -312,30 +294,6 @@ async def test_a_batch_that_nobody_wants_any_more_is_cancelled(swallows: bool) -
         await asyncio.wait(calls)
     assert begun == [[0, 1], [2]]
     assert ended == [[0, 1]]
-
-
-async def test_a_plain_function_runs_in_a_thread_and_its_scope_waits_for_it() -> None:
-    began, go_on = threading.Event(), threading.Event()
-    ended: list[str] = []
-
-    @ps.node(batch=ps.Batch(2), runs_on="thread")
-    def slow(items: list[int]) -> tuple[int, ...]:
-        began.set()
-        go_on.wait()
-        ended.append(threading.current_thread().name)
-        return tuple(items)
-
-    async with engine.Engine() as own, own.deploy(ps.graph(slow)) as service:
-        call = asyncio.create_task(service(1))
-        await asyncio.to_thread(began.wait)
-        stopping = asyncio.create_task(service.abort())
-        await asyncio.sleep(0)
-        go_on.set()
-        await stopping
-        assert len(ended) == 1
-        assert ended != [threading.current_thread().name]
-        with pytest.raises(ps.EngineClosedError):
-            await call
 
 
 class HeldThread:
@@ -489,14 +447,6 @@ async def test_a_thread_takes_no_further_batch_of_a_deployment_that_is_aborted()
     assert {type(outcome) for outcome in outcomes} == {ps.EngineClosedError}
 
 
-async def test_a_plain_function_runs_on_the_loop() -> None:
-    @ps.node(batch=ps.Batch(2))
-    def plain(items: Sequence[int]) -> list[int]:
-        return [item + 1 for item in items]
-
-    assert await engine.run(ps.graph(plain)(1)) == 2
-
-
 async def test_methods_are_batched_for_each_instance() -> None:
     class Model:
         def __init__(self, factor: int) -> None:
@@ -591,22 +541,15 @@ def test_what_cannot_be_batched_is_refused() -> None:
 
 @virtual
 async def test_a_scope_waits_for_a_thread_however_long_it_takes() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    @ps.node(batch=ps.Batch(2), runs_on="thread")
-    def stuck(items: list[int]) -> list[int]:
-        begun.set()
-        go_on.wait()
-        return items
-
-    async with engine.deploy(ps.graph(stuck)) as service:
+    held = HeldThread()
+    async with engine.deploy(held.graph(2)) as service:
         call = asyncio.create_task(service(1))
         await testing.wait_quiescent()
-        begun.wait()  # otherwise abort() would skip the batch
+        held.begun.acquire()  # otherwise abort() would skip the batch
         stopping = asyncio.create_task(service.abort())
         await asyncio.sleep(3600)  # virtual seconds
         assert not stopping.done()
-        go_on.set()
+        held.go_on.set()
         await stopping
         with pytest.raises(ps.EngineClosedError):
             await call

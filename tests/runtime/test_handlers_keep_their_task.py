@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 
 import anyio
 import anyio.lowlevel
@@ -10,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import paused
+from tests.kit import numbers, paused
 
 MODES = ["run", "stream", "deploy"]
 
@@ -107,29 +106,32 @@ async def everything(x: int) -> list[str]:
     ]
 
 
+@ps.node
+async def cancels_its_task_and_waits(x: int) -> int:
+    cancel_current_task(x)
+    await asyncio.sleep(0)
+    return x
+
+
+@ps.node
+async def cancels_its_task(x: int) -> int:
+    cancel_current_task(x)
+    return x
+
+
+def cancel_current_task(x: int) -> None:
+    """Cancel the current task for each odd number."""
+    task = asyncio.current_task()
+    assert task is not None
+    if x % 2:
+        task.cancel()
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_timeouts_groups_and_cancel_scopes_work_in_nodes(mode: str) -> None:
     expected = ["timed out", "[0, 1, 2]", "group failed", "True", "failed after", "True"]
     assert await through(mode, everything(1)) == expected
     assert await through(mode, everything(1)) == expected
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_the_current_task_is_the_same_at_every_step_of_a_handler(mode: str) -> None:
-    seen: list[set[asyncio.Task[object] | None]] = []
-
-    @ps.node
-    async def look(x: int) -> int:
-        tasks = set()
-        for _ in range(5):
-            tasks.add(asyncio.current_task())
-            await asyncio.sleep(0)
-        seen.append(tasks)
-        return x
-
-    looking = look >> look
-    assert await through(mode, looking(1)) == 1
-    assert [len(tasks) for tasks in seen] == [1, 1]
 
 
 @pytest.mark.parametrize("policy", [{}, {"timeout_seconds": 60.0}, {"retry": ps.Retry(attempts=2)}])
@@ -192,24 +194,14 @@ async def test_a_handler_that_cancels_its_item_and_ends_without_waiting_harms_no
 
 
 async def test_a_handler_that_cancels_its_own_task_fails_its_item_only() -> None:
-    @ps.node
-    async def suicide(x: int) -> int:
-        if x % 2:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-            await asyncio.sleep(0)
-        return x
-
-    line = ps.graph(suicide)
-
+    line = ps.graph(cancels_its_task_and_waits)
     async with engine.stream((line(x) for x in range(10)), max_in_flight=3) as results:
         outcomes = [outcome async for outcome in results.outcomes()]
     assert [outcome.value for outcome in outcomes] == [0, None, 2, None, 4, None, 6, None, 8, None]
     assert all(isinstance(outcome.error, ps.NodeCancelledError) for outcome in outcomes[1::2])
     with pytest.raises(ps.NodeCancelledError) as raised:
         await engine.run(line(1))
-    assert "'suicide'" in raised.value.__notes__[0]
+    assert "'cancels_its_task_and_waits'" in raised.value.__notes__[0]
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -224,11 +216,7 @@ async def test_a_task_that_was_cancelled_from_outside_ends_as_cancelled(size: in
         await asyncio.Event().wait()
         return x
 
-    @ps.graph
-    async def line(x: int) -> int:
-        return await wait(x) if size == 1 else await wait(await wait(x))
-
-    async with engine.deploy(line) as service:
+    async with engine.deploy(ps.graph(wait) if size == 1 else wait >> wait) as service:
         call = asyncio.ensure_future(service(1))
         await testing.wait_quiescent()
         tasks[0].cancel()
@@ -241,23 +229,12 @@ async def test_a_task_that_was_cancelled_from_outside_ends_as_cancelled(size: in
 @pytest.mark.parametrize("is_last", [True, False])
 async def test_a_handler_that_cancels_its_own_task_and_never_waits_harms_no_other_item(is_last: bool) -> None:
     @ps.node
-    async def suicide(x: int) -> int:
-        if x % 2:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-        return x
-
-    @ps.node
     async def wait(x: int) -> int:
         if not is_last or x % 4 == 0:
             await asyncio.sleep(0)
         return x
 
-    @ps.graph
-    async def line(x: int) -> int:
-        return await suicide(await wait(x)) if is_last else await wait(await suicide(x))
-
+    line = wait >> cancels_its_task if is_last else cancels_its_task >> wait
     # More items than the first calls, during which a node is watched: later, a worker calls a line of nodes in a row.
     async with engine.stream((line(x) for x in range(40)), max_in_flight=3) as results:
         outcomes = [outcome async for outcome in results.outcomes()]
@@ -266,36 +243,31 @@ async def test_a_handler_that_cancels_its_own_task_and_never_waits_harms_no_othe
     assert all(o.value == o.index or isinstance(o.error, ps.NodeCancelledError) for o in outcomes)
 
 
-@pytest.mark.parametrize("control", ["cond", "map_each", "while_loop"])
-async def test_a_body_of_control_flow_that_cancels_its_own_task_fails_its_item_only(control: str) -> None:
-    @ps.node
-    async def suicide(x: int) -> int:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        await asyncio.sleep(0)
-        return x
+@ps.graph
+async def by_cond(x: int) -> object:
+    return await ps.cond(is_true(x), cancels_its_task_and_waits, cancels_its_task_and_waits, x)
 
-    @ps.node
-    async def true(x: int) -> bool:
-        return True
 
-    @ps.graph
-    async def by_cond(x: int) -> object:
-        return await ps.cond(await true(x), suicide, suicide, x)
+@ps.graph
+async def by_map_each(x: int) -> object:
+    return await ps.map_each(cancels_its_task_and_waits, [x, x, x])
 
-    @ps.graph
-    async def by_map_each(x: int) -> object:
-        return await ps.map_each(suicide, [x, x, x])
 
-    @ps.graph
-    async def by_while_loop(x: int) -> object:
-        return await ps.while_loop(true, suicide, x)
+@ps.graph
+async def by_while_loop(x: int) -> object:
+    return await ps.while_loop(is_true, cancels_its_task_and_waits, x)
 
-    graph = {"cond": by_cond, "map_each": by_map_each, "while_loop": by_while_loop}[control]
+
+@ps.node
+def is_true(x: int) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("graph", [by_cond, by_map_each, by_while_loop])
+async def test_a_body_of_control_flow_that_cancels_its_own_task_fails_its_item_only(graph: ps.Graph) -> None:
     with pytest.raises(ps.NodeCancelledError):
         await engine.run(graph(1))
-    async with engine.stream((graph(x) for x in range(3)), on_error="skip") as results:
+    async with engine.stream((graph(1) for _ in range(3)), on_error="skip") as results:
         assert [r async for r in results] == []
 
 
@@ -360,33 +332,27 @@ async def test_workers_cancelled_by_somebody_else_are_replaced() -> None:
         assert await service(2) == 2
 
 
-@pytest.mark.parametrize("kind", ["list", "stream", "cached"])
-async def test_workers_of_bodies_that_were_cancelled_before_they_began_are_not_waited_for(kind: str) -> None:
-    @ps.node(cache=ps.Cache(max_bytes=1000))
-    async def cached(x: int) -> int:
-        await asyncio.sleep(0)
-        return x
+@ps.node(cache=ps.Cache(max_bytes=1000))
+async def cached(x: int) -> int:
+    await asyncio.sleep(0)
+    return x
 
-    @ps.node
-    async def numbers(x: int) -> AsyncIterator[int]:
-        for number in range(x):
-            yield number
 
-    @ps.node
-    async def total(sum_of: int, number: int) -> int:
-        return sum_of + number
+@ps.graph
+async def mapped(x: int) -> object:
+    return await ps.map_each(paused, [x] * 5)
 
-    @ps.graph
-    async def call(x: int) -> object:
-        if kind == "list":
-            return await ps.map_each(paused, [x] * 5)
-        if kind == "stream":
-            return await ps.fold(total, ps.map_each(paused, numbers(x)), 0)
-        return await cached(x)
 
+@ps.graph
+async def folded(x: int) -> object:
+    return await ps.fold(ps.node(lambda total, number: total + number), ps.map_each(paused, numbers(x)), 0)
+
+
+@pytest.mark.parametrize("graph", [mapped, folded, ps.graph(cached)])
+async def test_workers_of_bodies_that_were_cancelled_before_they_began_are_not_waited_for(graph: ps.Graph) -> None:
     for turns in range(12):
         async with engine.Engine() as own:
-            run = asyncio.create_task(own.run(call(5)))
+            run = asyncio.create_task(own.run(graph(5)))
             for _ in range(turns):
                 await asyncio.sleep(0)
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -427,7 +393,9 @@ async def test_branches_that_return_at_once_share_a_few_tasks(layers: int) -> No
     assert len(tasks) <= 10 + 2 * (layers - 1)
 
 
-async def test_branches_that_wait_have_all_begun_within_a_few_turns_of_the_loop() -> None:
+@pytest.mark.parametrize(("returning", "turns"), [(0, 12), (8, 20)])
+async def test_branches_that_wait_have_all_begun_within_a_few_turns_of_the_loop(returning: int, turns: int) -> None:
+    """Also behind branches that return at once: each eighth branch, in the second case."""
     may_return = asyncio.Event()
     begun = 0
 
@@ -435,33 +403,11 @@ async def test_branches_that_wait_have_all_begun_within_a_few_turns_of_the_loop(
     async def wait(x: int) -> int:
         nonlocal begun
         begun += 1
-        await may_return.wait()
+        await (asyncio.sleep(0) if returning and not begun % returning else may_return.wait())
         return x
 
     call = asyncio.ensure_future(engine.run(fan_out(wait)(1)))
-    for _ in range(12):
-        await asyncio.sleep(0)
-    assert begun == 32
-    may_return.set()
-    assert await call == 32
-
-
-async def test_branches_behind_some_that_return_at_once_do_not_wait_for_their_tasks_for_long() -> None:
-    may_return = asyncio.Event()
-    begun = 0
-
-    @ps.node
-    async def some_wait(x: int) -> int:
-        nonlocal begun
-        begun += 1
-        if begun % 8:
-            await may_return.wait()
-        else:
-            await asyncio.sleep(0)
-        return x
-
-    call = asyncio.ensure_future(engine.run(fan_out(some_wait)(1)))
-    for _ in range(20):
+    for _ in range(turns):
         await asyncio.sleep(0)
     assert begun == 32
     may_return.set()

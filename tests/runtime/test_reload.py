@@ -1,13 +1,13 @@
 """Reloading a resource: no call is dropped, each sees one instance; the old one closes once, after its last user."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import Gate, same
 
 
 class Weights:
@@ -99,16 +99,6 @@ async def compare(pause: asyncio.Event) -> int:
     return total(await first(await weights("a"), pause), await first(await weights("b"), pause))
 
 
-@ps.graph
-async def plain(x: asyncio.Event) -> bool:
-    return await free(x)
-
-
-@ps.node
-async def free(x: asyncio.Event) -> bool:
-    return x.is_set()
-
-
 def is_set() -> asyncio.Event:
     event = asyncio.Event()
     event.set()
@@ -166,38 +156,18 @@ async def test_streams_runs_and_other_deployments_of_the_engine_go_over_as_well(
         assert await other(pause) == 1  # one of the two resources was reloaded
 
 
-async def test_items_that_wait_in_an_inbox_and_items_that_unwind_keep_the_old() -> None:
-    unwound = asyncio.Event()
-
+async def test_items_that_wait_in_an_inbox_keep_the_old() -> None:
     @ps.node(concurrency=1)
     async def one_by_one(model: Weights, pause: asyncio.Event) -> Weights:
         await pause.wait()
         assert not model.closed
         return model
 
-    @ps.node
-    async def slow_to_leave(model: Weights, pause: asyncio.Event) -> int:
-        try:
-            await pause.wait()
-        finally:
-            await unwound.wait()
-            assert not model.closed
-        return 1
-
-    @ps.node
-    async def fail(model: Weights, pause: asyncio.Event) -> int:
-        raise LookupError
-
     @ps.graph
     async def queue(pause: asyncio.Event) -> Weights:
         return await one_by_one(await weights("a"), pause)
 
-    @ps.graph
-    async def unwind(pause: asyncio.Event) -> tuple[int, int]:
-        model = await weights("a")
-        return await slow_to_leave(model, pause), await fail(model, pause)
-
-    async with engine.Engine() as e, e.deploy(unwind) as service:
+    async with engine.Engine() as e, e.deploy(queue) as service:
         pauses = [asyncio.Event() for _ in range(3)]
         async with e.stream([queue(pause) for pause in pauses]) as queued:
             await testing.wait_quiescent()
@@ -209,22 +179,45 @@ async def test_items_that_wait_in_an_inbox_and_items_that_unwind_keep_the_old() 
             assert [one.version async for one in queued] == [0, 0, 0]
         await testing.wait_quiescent()
         assert made[0].closed
-        for verb, closed in ((service.stream, 1), (e.stream, 2)):
-            unwound.clear()
-            async with verb([unwind(asyncio.Event())]) as items:
-                assert [type(item.error) async for item in _first(items)] == [LookupError]
-                await service.reload(weights)
-                await testing.wait_quiescent()
-                assert not made[closed].closed
-                unwound.set()
-                await testing.wait_quiescent()
-                assert made[closed].closed
 
 
-async def _first(items: engine.Stream[tuple[int, int]]) -> AsyncIterator[engine.Outcome[tuple[int, int]]]:
-    async for item in items.outcomes():
-        yield item
-        return
+@pytest.mark.parametrize("verb", ["call", "stream", "stream of the engine"])
+async def test_items_that_unwind_keep_the_old(verb: str) -> None:
+    unwound = asyncio.Event()
+
+    @ps.node
+    async def slow_to_leave(model: Weights) -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await unwound.wait()
+            assert not model.closed
+        return 1
+
+    @ps.node
+    async def fail(model: Weights) -> int:
+        raise LookupError
+
+    @ps.graph
+    async def unwind() -> tuple[int, int]:
+        model = await weights("a")
+        return await slow_to_leave(model), await fail(model)
+
+    async with engine.Engine() as e, e.deploy(unwind) as service:
+        if verb == "call":
+            with pytest.raises(LookupError):
+                await service()
+        else:
+            items = (service if verb == "stream" else e).stream([unwind(), unwind()], max_in_flight=1)
+            assert isinstance((await anext(items.outcomes())).error, LookupError)
+        await service.reload(weights)
+        await testing.wait_quiescent()
+        assert not made[0].closed
+        unwound.set()
+        await testing.wait_quiescent()
+        assert made[0].closed
+        if verb != "call":
+            await items.aclose()
 
 
 @pytest.mark.parametrize("deployed", [True, False])
@@ -284,19 +277,7 @@ async def test_an_opening_that_fails_leaves_the_old_in_place() -> None:
         assert await service(is_set()) > 0
 
 
-async def test_a_reload_that_is_cancelled_leaves_the_old_in_place() -> None:
-    async with engine.deploy(predict) as service:
-        gates["a"] = asyncio.Event()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.001):
-                await service.reload(weights)
-        assert await service(is_set()) == ((0, 0), (0, 0))
-        gates["a"].set()
-        await service.reload(weights)
-        assert await service(is_set()) == ((1, 1), (1, 1))
-
-
-async def test_a_reload_that_is_cancelled_closes_all_that_it_has_opened() -> None:
+async def test_a_reload_that_is_cancelled_closes_all_that_it_has_opened_and_leaves_the_old_in_place() -> None:
     unwinding, go_on = asyncio.Event(), asyncio.Event()
     hangs = False
     open_ones: list[str] = []
@@ -314,13 +295,9 @@ async def test_a_reload_that_is_cancelled_closes_all_that_it_has_opened() -> Non
         await asyncio.sleep(0)
         open_ones.remove(name)
 
-    @ps.node
-    async def both(a: str, b: str) -> str:
-        return a + b
-
     @ps.graph
-    async def use() -> str:
-        return await both(await model("a"), await model("b"))
+    async def use() -> tuple[str, str]:
+        return await model("a"), await model("b")
 
     async with engine.deploy(use) as service:
         hangs = True
@@ -334,7 +311,9 @@ async def test_a_reload_that_is_cancelled_closes_all_that_it_has_opened() -> Non
         with pytest.raises(asyncio.CancelledError):
             await reload
         assert sorted(open_ones) == ["a", "b"]
-        assert await service() == "ab"
+        assert await service() == ("a", "b")
+        hangs = False
+        await service.reload(model)
     assert not open_ones
 
 
@@ -366,42 +345,12 @@ async def test_a_reload_from_inside_a_node_does_not_wait_for_itself() -> None:
         assert await service() == (1, 0)
 
 
-async def test_calls_that_fail_or_are_cancelled_let_the_old_go_when_they_have_unwound() -> None:
-    unwound = asyncio.Event()
-
-    @ps.node
-    async def slow_to_leave(model: Weights) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await unwound.wait()
-            assert not model.closed
-
-    @ps.graph
-    async def stubborn() -> None:
-        return await slow_to_leave(await weights("a"))
-
-    async with engine.deploy(stubborn) as service:
-        call = asyncio.create_task(service())
-        await testing.wait_quiescent()
-        await service.reload(weights)
-        call.cancel()
-        await testing.wait_quiescent()
-        assert call.done()
-        assert not made[0].closed
-        unwound.set()
-        await testing.wait_quiescent()
-        assert made[0].closed
-
-
 async def test_the_old_is_not_closed_while_a_thread_works_with_it() -> None:
-    may_return, entered = threading.Event(), threading.Event()
+    gate = Gate()
 
     @ps.node(runs_on="thread")
     def compute(model: Weights) -> int:
-        entered.set()
-        may_return.wait(10)
-        assert not model.closed
+        assert not gate.block(model).closed
         return model.version
 
     @ps.graph
@@ -410,7 +359,7 @@ async def test_the_old_is_not_closed_while_a_thread_works_with_it() -> None:
 
     async with engine.Engine() as e, e.deploy(threaded) as service:
         call = asyncio.create_task(service())
-        await asyncio.to_thread(entered.wait, 10)
+        await gate.has()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -418,7 +367,7 @@ async def test_the_old_is_not_closed_while_a_thread_works_with_it() -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         assert not made[0].closed
-        may_return.set()
+        gate.open()
 
 
 ModelWork = ps.StreamWork[tuple[Weights, int], int]
@@ -481,13 +430,13 @@ def test_a_loop_is_told_of_a_reload_between_two_requests(effort: int) -> None:
 
 
 async def test_what_the_deployment_does_not_use_is_an_error_that_names_what_it_uses() -> None:
-    async with engine.deploy(predict) as service, engine.deploy(plain) as other:
+    async with engine.deploy(predict) as service, engine.deploy(ps.graph(same)) as other:
         with pytest.raises(ps.PlanError, match="'unused' is not used by this deployment of predict; it uses: weights"):
             await service.reload(unused)
         with pytest.raises(ps.PlanError, match="it uses: none"):
             await other.reload(weights)
-        with pytest.raises(TypeError, match="takes a resource, got <Node free>"):
-            await service.reload(free)
+        with pytest.raises(TypeError, match="takes a resource, got <Node same>"):
+            await service.reload(same)
     with pytest.raises(ps.EngineClosedError):
         await service.reload(weights)
 

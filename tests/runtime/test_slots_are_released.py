@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,15 +19,36 @@ class Value:
         self.label = label
 
 
-def watch(value: Value, into: dict[object, weakref.ref[Value]]) -> Value:
+@pytest.fixture(autouse=True)
+def without_the_collector() -> Iterator[None]:
+    """Leaves it to reference counts alone to free values."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+Made = dict[object, weakref.ref[Value]]
+
+
+def watch(value: Value, into: Made) -> Value:
     into[value.label] = weakref.ref(value)
     return value
 
 
+async def pass_on(value: Value) -> Value:
+    await asyncio.sleep(0)
+    return value
+
+
+def alive(made: Made) -> list[object]:
+    return [label for label, ref in made.items() if ref() is not None]
+
+
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_a_slot_is_empty_once_its_last_reader_is_done(scheduler) -> None:
-    alive: dict[str, list[bool]] = {}
-    made: dict[object, weakref.ref[Value]] = {}
+    seen: list[object] = []
+    made: Made = {}
 
     @ps.node
     async def make(x: int) -> Value:
@@ -45,7 +67,7 @@ async def test_a_slot_is_empty_once_its_last_reader_is_done(scheduler) -> None:
     async def later(before: int) -> int:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        alive["later"] = [made["made"]() is not None]
+        seen.append(alive(made))
         return before
 
     @ps.graph
@@ -54,16 +76,10 @@ async def test_a_slot_is_empty_once_its_last_reader_is_done(scheduler) -> None:
         one = await first(value)
         return await later(await second(value, one))
 
-    gc.disable()
-    try:
-        assert await engine.run(line(1), scheduler=scheduler) == 2
-        assert alive["later"] == [False]
-        alive.clear()
-        async with engine.stream([line(1)], scheduler=scheduler) as results:
-            assert await anext(results) == 2
-        assert alive["later"] == [False]
-    finally:
-        gc.enable()
+    assert await engine.run(line(1), scheduler=scheduler) == 2
+    async with engine.stream([line(1)], scheduler=scheduler) as results:
+        assert await anext(results) == 2
+    assert seen == [[], []]
 
 
 async def test_a_retried_node_keeps_its_inputs_until_the_last_attempt_and_the_fallback() -> None:
@@ -88,20 +104,9 @@ async def test_a_retried_node_keeps_its_inputs_until_the_last_attempt_and_the_fa
 
 
 async def test_idle_workers_of_a_stream_hold_no_item() -> None:
-    made: dict[object, weakref.ref[Value]] = {}
+    made: Made = {}
     more = asyncio.Event()
-
-    @ps.node
-    async def make(value: Value) -> Value:
-        await asyncio.sleep(0)
-        return value
-
-    @ps.node(retry=ps.Retry(attempts=2))
-    async def pass_on(value: Value) -> Value:
-        await asyncio.sleep(0)
-        return value
-
-    line = make >> pass_on
+    line = ps.node(pass_on) >> ps.node(retry=ps.Retry(attempts=2))(pass_on)
 
     async def source():
         for label in range(5):
@@ -109,28 +114,18 @@ async def test_idle_workers_of_a_stream_hold_no_item() -> None:
         await more.wait()
         yield line(watch(Value("last"), made))
 
-    gc.disable()
-    try:
-        async with engine.stream(source()) as results:
-            for label in range(5):
-                value = await anext(results)
-                assert value.label == label
-            del value
-            await testing.wait_quiescent()  # the workers are idle now
-            assert [label for label, ref in made.items() if ref() is not None] == []
-            more.set()
-            assert (await anext(results)).label == "last"
-    finally:
-        gc.enable()
+    async with engine.stream(source()) as results:
+        for label in range(5):
+            assert (await anext(results)).label == label
+        await testing.wait_quiescent()  # the workers are idle now
+        assert alive(made) == []
+        more.set()
+        assert (await anext(results)).label == "last"
 
 
 async def test_a_deployment_that_idles_holds_nothing_of_its_calls() -> None:
-    made: dict[object, weakref.ref[Value]] = {}
-
-    @ps.node(concurrency=2)
-    async def pass_on(value: Value) -> Value:
-        await asyncio.sleep(0)
-        return value
+    made: Made = {}
+    limited = ps.node(concurrency=2)(pass_on)
 
     @ps.node(runs_on="thread")
     def in_thread(value: Value) -> Value:
@@ -138,24 +133,22 @@ async def test_a_deployment_that_idles_holds_nothing_of_its_calls() -> None:
 
     @ps.graph
     async def line(value: Value) -> Value:
-        mapped = await ps.map_each(pass_on, [in_thread(await pass_on(value))])
+        mapped = await ps.map_each(limited, [in_thread(await limited(value))])
         return mapped[0]
 
-    gc.disable()
-    try:
-        async with engine.Engine(max_workers=1) as own, own.deploy(line) as service:
-            for label in range(5):
-                assert (await service(watch(Value(label), made))).label == label
-            await testing.wait_quiescent()
-            await own.run(ps.graph(in_thread)(Value()))  # the only thread has ended its job before
-            assert [label for label, ref in made.items() if ref() is not None] == []
-    finally:
-        gc.enable()
+    async with engine.Engine(max_workers=1) as own, own.deploy(line) as service:
+        for label in range(5):
+            assert (await service(watch(Value(label), made))).label == label
+        await testing.wait_quiescent()
+        await own.run(ps.graph(in_thread)(Value()))  # the only thread has ended its job before
+        assert alive(made) == []
 
 
-@pytest.mark.parametrize("way", ["failed", "cancelled", "expired"])
-async def test_a_frame_that_ended_badly_drops_every_value_at_once(way: str) -> None:
-    made: dict[object, weakref.ref[Value]] = {}
+@pytest.mark.parametrize(
+    ("way", "error"), [("failed", LookupError), ("cancelled", asyncio.CancelledError), ("expired", TimeoutError)]
+)
+async def test_a_frame_that_ended_badly_drops_every_value_at_once(way: str, error: type[BaseException]) -> None:
+    made: Made = {}
     go_on = asyncio.Event()
     dropped: list[bool] = []
 
@@ -188,49 +181,32 @@ async def test_a_frame_that_ended_badly_drops_every_value_at_once(way: str) -> N
     async def fork(x: int) -> int:
         return await read(await make(x), await hold(x), await fail(x))
 
-    gc.disable()
-    try:
-        async with engine.deploy(fork) as service:
-            options = {"timeout_seconds": 0.01} if way == "expired" else {}
-            call = asyncio.create_task(service.run(fork(1), **options))
-            await testing.wait_quiescent()
-            if way == "cancelled":
-                call.cancel()
-            await asyncio.wait([call])
-            await testing.wait_quiescent()
-            go_on.set()
-            assert dropped == [True]
-            expected = {"failed": LookupError, "expired": TimeoutError, "cancelled": asyncio.CancelledError}[way]
-            with pytest.raises(expected):
-                await call
-    finally:
-        gc.enable()
+    async with engine.deploy(fork) as service:
+        call = asyncio.create_task(service.run(fork(1), timeout_seconds=0.01 if way == "expired" else None))
+        await testing.wait_quiescent()
+        if way == "cancelled":
+            call.cancel()
+        await asyncio.wait([call])
+        await testing.wait_quiescent()
+        go_on.set()
+        assert dropped == [True]
+        with pytest.raises(error):
+            await call
 
 
 async def test_an_item_that_was_yielded_is_the_readers_alone() -> None:
-    made: dict[object, weakref.ref[Value]] = {}
-
-    @ps.node
-    async def make(x: int) -> Value:
-        return watch(Value(x), made)
-
-    making = ps.graph(make)
-
-    gc.disable()
-    try:
-        async with engine.stream((making(x) for x in range(10)), max_in_flight=2) as results:
-            async for value in results:
-                alive = [label for label, ref in made.items() if ref() is not None]
-                assert value.label in alive
-                assert len(alive) <= 3  # this value, and two in the window
-                del value
-    finally:
-        gc.enable()
+    made: Made = {}
+    making = ps.graph(ps.node(lambda x: watch(Value(x), made)))
+    async with engine.stream((making(x) for x in range(10)), max_in_flight=2) as results:
+        async for value in results:
+            assert value.label in alive(made)
+            assert len(alive(made)) <= 3  # this value, and two in the window
+            del value
 
 
 async def test_nothing_is_left_of_finished_runs() -> None:
-    """Neither values nor cycles are left: reference counts alone free everything."""
-    made: dict[object, weakref.ref[Value]] = {}
+    """Neither values nor cycles are left."""
+    made: Made = {}
 
     @ps.node
     async def make(value: Value) -> Value:
@@ -240,23 +216,13 @@ async def test_nothing_is_left_of_finished_runs() -> None:
     async def fail(value: Value) -> Value:
         raise LookupError(value.label)
 
-    making = ps.graph(make)
-
     @ps.graph
     async def mapping(value: Value) -> list[Value]:
         return await ps.map_each(make, [value, value])
 
-    failing = make >> fail
-    gc.collect()
-    gc.disable()
-    try:
-        for graph in (making, mapping):
-            await engine.run(graph(watch(Value("input"), made)))
-            assert [label for label, ref in made.items() if ref() is not None] == []
+    for graph in (ps.graph(make), mapping, make >> fail):
         try:
-            await engine.run(failing(watch(Value("input"), made)))
+            await engine.run(graph(watch(Value("input"), made)))
         except LookupError:
-            pass
-        assert [label for label, ref in made.items() if ref() is not None] == []
-    finally:
-        gc.enable()
+            assert graph is not mapping
+        assert alive(made) == []
