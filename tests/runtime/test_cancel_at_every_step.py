@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import plain, virtual
+from tests.kit import model, plain, virtual
 
 
 class Books:
@@ -36,26 +36,29 @@ class Books:
 books = Books()
 
 
-@ps.node
-async def wait(x: int) -> int:
+@contextlib.contextmanager
+def noted() -> Iterator[None]:
     books.running += 1
     try:
+        yield
+    finally:
+        books.running -= 1
+
+
+@ps.node
+async def wait(x: int) -> int:
+    with noted():
         try:
             await asyncio.sleep(x % 3)
         finally:
             await asyncio.sleep(0)
-    finally:
-        books.running -= 1
     return x
 
 
 @ps.node(concurrency=1, capacity=1)
 async def narrow(x: int) -> int:
-    books.running += 1
-    try:
+    with noted():
         await asyncio.sleep(0)
-    finally:
-        books.running -= 1
     return x
 
 
@@ -236,61 +239,47 @@ def test_whatever_is_entered_is_left_under_cancels_at_random_steps(way, graph: s
     testing.interleavings(lambda: cancelled_at_random(way, graph), count=25 * effort)
 
 
+@pytest.mark.parametrize("way", [as_run, as_stream, as_service, in_own_engine])
 @virtual
-async def test_a_second_cancel_does_not_leave_what_unwinds_behind() -> None:
+async def test_a_second_cancel_does_not_leave_what_unwinds_behind(way: Any) -> None:
     """The first cancel makes `__aenter__` unwind slowly; the second cancel comes meanwhile."""
     log: list[str] = []
 
-    @ps.node
-    class Slow:
-        async def __aenter__(self) -> "Slow":
-            try:
-                await asyncio.sleep(3600)
-            finally:
-                await asyncio.sleep(5)
-                log.append("unwound")
-            return self
+    async def enter() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(5)
+            log.append("unwound")
 
-        async def __aexit__(self, *exc_info: object) -> None:
-            log.append("left")
-
-        async def __call__(self, x: int) -> int:
-            return x
-
-    slow = Slow()
-
-    graph = ps.graph(slow)
-
-    for way in (as_run, as_stream, as_service, in_own_engine):
-        log.clear()
-        task = asyncio.create_task(way(graph))  # type: ignore[arg-type]
-        for _ in range(3):
-            await asyncio.sleep(1)
-            task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-        assert log == ["unwound"]
-        assert asyncio.all_tasks() == {asyncio.current_task()}
+    task = asyncio.create_task(way(ps.graph(model(log, enter=enter))))
+    for _ in range(3):
+        await asyncio.sleep(1)
+        task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert log == ["unwound"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_the_end_of_an_engine_that_is_cancelled_still_ends_everything() -> None:
-    async def use(began: asyncio.Event) -> None:
+@virtual
+async def test_the_end_of_an_engine_that_is_cancelled_still_ends_everything() -> None:
+    books.open()
+    began = asyncio.Event()
+
+    async def use() -> None:
         async with engine.Engine() as own:
             for _ in range(2):
                 await own.deploy(with_state).__aenter__()
             began.set()
 
-    async def main() -> tuple[bool, set[str]]:
-        books.open()
-        began = asyncio.Event()
-        task = asyncio.create_task(use(began))
-        await began.wait()
-        await asyncio.sleep(0.25)  # the first deployment is leaving its nodes
-        task.cancel()
-        await asyncio.wait([task])
-        return task.cancelled(), {left.get_name() for left in asyncio.all_tasks() - {asyncio.current_task()}}
-
-    assert testing.run_virtual(main, timeout_seconds=600) == (True, set())
+    task = asyncio.create_task(use())
+    await began.wait()
+    await asyncio.sleep(0.25)  # the first deployment is leaving its nodes
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     books.check()
 
 

@@ -6,14 +6,14 @@ its time passes only when no task can run.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import pytest
 
 import penstock as ps
-from penstock import engine, testing
+from penstock import engine
+from tests.kit import model, virtual
 
 UNWINDING_SECONDS = 10.0
 
@@ -27,21 +27,8 @@ async def unwinds_slowly(seconds: float) -> float:
     return seconds
 
 
-@ps.node
-class LeftSlowly:
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await asyncio.sleep(UNWINDING_SECONDS)
-
-    async def __call__(self, x: int) -> int:
-        return x
-
-
-left_slowly = LeftSlowly()
+async def leave_slowly() -> None:
+    await asyncio.sleep(UNWINDING_SECONDS)
 
 
 slow = ps.graph(unwinds_slowly)
@@ -52,7 +39,7 @@ async def slow_bodies(seconds: float) -> list[float]:
     return await ps.map_each(unwinds_slowly, [0.0, seconds])
 
 
-stateful = ps.graph(left_slowly)
+stateful = ps.graph(model(leave=leave_slowly))
 
 
 async def one_run() -> None:
@@ -78,37 +65,32 @@ SCENARIOS = [one_run, one_run_of_bodies, a_stream, a_deployment_that_ends]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_cancel_scope_of_anyio_waits_for_what_unwinds(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        with anyio.move_on_after(1) as scope:
-            await scenario()
-        assert scope.cancelled_caught or scenario is a_deployment_that_ends
-        return loop.time() - began
-
-    assert testing.run_virtual(main) == pytest.approx(1 + UNWINDING_SECONDS)
+@virtual
+async def test_a_cancel_scope_of_anyio_waits_for_what_unwinds(scenario: Callable[[], Awaitable[None]]) -> None:
+    with anyio.move_on_after(1) as scope:
+        await scenario()
+    assert scope.cancelled_caught or scenario is a_deployment_that_ends
+    assert asyncio.get_running_loop().time() == pytest.approx(1 + UNWINDING_SECONDS)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_cancel_that_follows_a_cancel_scope_is_not_taken_for_it(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+@virtual
+async def test_a_cancel_that_follows_a_cancel_scope_is_not_lost(
+    scenario: Callable[[], Awaitable[None]],
+) -> None:
+    loop = asyncio.get_running_loop()
 
-        async def caller() -> None:
-            with anyio.move_on_after(1):
-                await scenario()
-            pytest.fail("the cancel was lost")
+    async def caller() -> None:
+        with anyio.move_on_after(1):
+            await scenario()
+        pytest.fail("the cancel was lost")
 
-        task = asyncio.create_task(caller())
-        loop.call_later(2, task.cancel)
-        loop.call_later(3, task.cancel)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return loop.time() - began
-
-    assert testing.run_virtual(main) == pytest.approx(1 + UNWINDING_SECONDS)
+    task = asyncio.create_task(caller())
+    loop.call_later(2, task.cancel)
+    loop.call_later(3, task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert loop.time() == pytest.approx(1 + UNWINDING_SECONDS)
 
 
 async def unwind(said: list[str]) -> None:
@@ -143,25 +125,20 @@ async def first_value(said: list[str]) -> None:
 
 @pytest.mark.parametrize("left_after_seconds", [5, 15], ids=["then times out", "after its timeout"])
 @pytest.mark.parametrize("ask", [lambda said: engine.run(times_out(said)), first_value], ids=["call", "stream"])
-def test_a_handler_whose_caller_leaves_unwinds_once(
+@virtual
+async def test_a_handler_whose_caller_leaves_unwinds_once(
     ask: Callable[[list[str]], Awaitable[None]], left_after_seconds: float
 ) -> None:
     said: list[str] = []
-
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        with anyio.move_on_after(left_after_seconds):
-            await ask(said)
-        return loop.time() - began
-
-    until = UNWINDING_SECONDS + min(left_after_seconds, 10)
-    assert testing.run_virtual(main) == pytest.approx(until)
+    with anyio.move_on_after(left_after_seconds):
+        await ask(said)
+    assert asyncio.get_running_loop().time() == pytest.approx(UNWINDING_SECONDS + min(left_after_seconds, 10))
     assert said == ["unwound"]
 
 
 @pytest.mark.parametrize("timeout_seconds", [None, 1.5], ids=["no timeout", "its timeout came first"])
-def test_a_first_attempt_that_has_lost_unwinds_once(timeout_seconds: float | None) -> None:
+@virtual
+async def test_a_first_attempt_that_has_lost_unwinds_once(timeout_seconds: float | None) -> None:
     said: list[str] = []
 
     @ps.node(hedge=ps.Hedge(after_seconds=1, max_share=1), timeout_seconds=timeout_seconds)
@@ -169,14 +146,10 @@ def test_a_first_attempt_that_has_lost_unwinds_once(timeout_seconds: float | Non
         said.append("began")
         await (unwind(said) if len(said) == 1 else asyncio.sleep(1))
 
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        with anyio.move_on_after(5):
-            await engine.run(ps.graph(ask)(1))
-        return loop.time() - began
-
-    assert testing.run_virtual(main) == pytest.approx(UNWINDING_SECONDS + (timeout_seconds or 2), abs=0.01)
+    with anyio.move_on_after(5):
+        await engine.run(ps.graph(ask)(1))
+    until = UNWINDING_SECONDS + (timeout_seconds or 2)
+    assert asyncio.get_running_loop().time() == pytest.approx(until, abs=0.01)
     assert said == ["began", "began", "unwound"]
 
 
@@ -221,20 +194,15 @@ async def timeout_in_a_body(said: list[str]) -> list[int]:
 @pytest.mark.parametrize(
     "of", [failure_in_a_body, failure_in_a_body_of_a_body, timeout_in_a_body], ids=lambda of: of.name
 )
-def test_a_handler_of_a_body_unwinds_once_if_its_caller_leaves_meanwhile(of: Any) -> None:
+@virtual
+async def test_a_handler_of_a_body_unwinds_once_if_its_caller_leaves_meanwhile(of: Any) -> None:
     said: list[str] = []
-
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        with anyio.move_on_after(5):
-            await engine.run(of(said))
-        with anyio.move_on_after(1) as scope:  # the task takes cancellations as before
-            await asyncio.sleep(2)
-        assert scope.cancelled_caught
-        return loop.time() - began
-
-    assert testing.run_virtual(main) == pytest.approx(1 + UNWINDING_SECONDS + 1)
+    with anyio.move_on_after(5):
+        await engine.run(of(said))
+    with anyio.move_on_after(1) as scope:  # the task takes cancellations as before
+        await asyncio.sleep(2)
+    assert scope.cancelled_caught
+    assert asyncio.get_running_loop().time() == pytest.approx(1 + UNWINDING_SECONDS + 1)
     assert said == ["unwound"]
 
 
@@ -242,31 +210,26 @@ class Broken(Exception):
     """The instance cannot be used again."""
 
 
-@ps.node(restart_on=(Broken,), timeout_seconds=5, concurrency=2)
-class Restarted:
-    async def __call__(self, said: list[str] | None) -> None:
-        if said is None:
-            raise Broken
-        await unwind(said)
+async def unwind_or_crash(said: list[str] | None) -> None:
+    if said is None:
+        raise Broken
+    await unwind(said)
 
 
 @pytest.mark.parametrize("crash_seconds", [1, 7], ids=["restart first", "timeout first"])
-def test_a_handler_whose_instance_is_restarted_unwinds_once(crash_seconds: float) -> None:
+@virtual
+async def test_a_handler_whose_instance_is_restarted_unwinds_once(crash_seconds: float) -> None:
     said: list[str] = []
-
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        async with engine.deploy(ps.graph(Restarted())) as service:
-            call = asyncio.create_task(service(said))
-            await asyncio.sleep(crash_seconds)
-            with pytest.raises(Broken):
-                await service(None)
-            await asyncio.sleep(8 - crash_seconds)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-        return loop.time() - began
-
-    assert testing.run_virtual(main) == pytest.approx(UNWINDING_SECONDS + min(crash_seconds, 5), abs=0.01)
+    node = model(call=unwind_or_crash, restart_on=(Broken,), timeout_seconds=5, concurrency=2)
+    async with engine.deploy(ps.graph(node)) as service:
+        call = asyncio.create_task(service(said))
+        await asyncio.sleep(crash_seconds)
+        with pytest.raises(Broken):
+            await service(None)
+        await asyncio.sleep(8 - crash_seconds)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    until = UNWINDING_SECONDS + min(crash_seconds, 5)
+    assert asyncio.get_running_loop().time() == pytest.approx(until, abs=0.01)
     assert said == ["unwound"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+from typing import Any
 
 import pytest
 
@@ -54,9 +55,11 @@ GRAPHS = [reading, reading_in_thread, reading_with_policy]
 @pytest.mark.parametrize("graph", GRAPHS)
 async def test_a_handler_of_a_run_sees_its_caller_and_leaves_nothing(graph) -> None:
     var.set("caller")
-    assert await engine.run(graph(1)) == "caller"
+    for x in range(2):
+        assert await engine.run(graph(x)) == "caller"
+        assert var.get() == "caller"
+    assert (await engine.run(reading_in_bodies(1)))[0] == "caller"
     assert var.get() == "caller"
-    assert await engine.run(graph(2)) == "caller"
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -90,13 +93,7 @@ async def test_a_stream_runs_in_the_context_of_its_caller_and_leaves_nothing_the
         assert [seen async for seen in results] == ["caller"]
 
 
-async def test_bodies_of_control_flow_leave_nothing_in_the_callers_context() -> None:
-    var.set("caller")
-    assert (await engine.run(reading_in_bodies(1)))[0] == "caller"
-    assert var.get() == "caller"
-
-
-async def test_a_source_runs_in_the_context_of_its_caller() -> None:
+async def test_an_async_source_runs_in_the_context_of_its_caller() -> None:
     var.set("caller")
 
     async def source():
@@ -111,79 +108,56 @@ async def test_a_source_runs_in_the_context_of_its_caller() -> None:
 async def test_current_tells_where_a_handler_is() -> None:
     found: dict[str, tuple[str, str, int, int]] = {}
 
-    def note(place: str) -> None:
+    def note(x: int) -> int:
         info = ps.current()
-        found[place] = (info.graph, info.node, info.item, info.attempt)
+        found[info.node] = (info.graph, info.node, info.item, info.attempt)
+        return x
 
     @ps.node(name="eager", retry=ps.Retry(attempts=2))
     async def asynchronous(x: int) -> int:
-        note("async")
+        note(x)
         if ps.current().attempt == 1:
             raise LookupError
         await asyncio.sleep(0)
         return x
 
-    @ps.node
-    def inline(x: int) -> int:
-        note("inline")
-        return x
-
-    @ps.node
-    def second_link(x: int) -> int:
-        note("link")
-        return x
-
-    @ps.node(runs_on="thread")
-    def threaded(x: int) -> int:
-        note(f"thread {x}")  # items in threads overtake each other
-        return x
-
-    @ps.node
-    async def body(x: int) -> int:
-        note(f"body {x}")
-        return x
-
-    inner = ps.graph(threaded)
+    inline, second_link, body = (ps.node(name=name)(note) for name in ("inline", "second link", "body"))
+    inner = ps.graph(ps.node(runs_on="thread", name="threaded")(note))
 
     @ps.graph
     async def outer(x: int) -> list[int]:
         y = second_link(inline(await asynchronous(x)))
         return await ps.map_each(body, [await inner(y), y])
 
-    note("outside")
-    async with engine.stream(outer(x) for x in range(3)) as results:
+    async with engine.stream((outer(x) for x in range(3)), max_in_flight=1) as results:
         assert [r async for r in results] == [[0, 0], [1, 1], [2, 2]]
-    assert found["outside"] == ("", "", 0, 1)
-    assert found["async"] == ("outer", "eager", 2, 2)
-    assert found["inline"] == ("outer", "inline", 2, 1)
-    assert found["link"] == ("outer", "second_link", 2, 1)
-    assert found["thread 2"] == ("outer", "threaded", 2, 1)  # a graph in a graph is inlined
-    note("after")
-    assert found["after"] == ("", "", 0, 1)
+    note(0)
+    assert found.pop("") == ("", "", 0, 1)  # outside of a handler
+    assert found.pop("body")[1:] == ("body", 1, 1)  # in a body, the item is the place in the list
+    assert found == {  # a graph in a graph is inlined
+        node: ("outer", node, 2, 2 if node == "eager" else 1) for node in ("eager", "inline", "second link", "threaded")
+    }
 
 
 async def test_current_knows_the_time_that_is_left() -> None:
     @ps.node
-    async def left(x: int) -> tuple[float | None, float | None]:
-        return ps.current().remaining_seconds(), await timed(x)
+    async def left(x: int) -> list[float | None]:
+        return [ps.current().remaining_seconds(), await timed(x)]
 
     @ps.node(timeout_seconds=5)
     async def timed(x: int) -> float | None:
         return ps.current().remaining_seconds()
 
     @ps.graph
-    async def both(x: int) -> list:
-        return [await left(x), await timed(x)]
+    async def all_three(x: int) -> list[Any]:
+        return [await left(x), await timed(x), await ps.map_each(left, [x])]
 
-    (outer, inside), limited = await engine.run(both(1))
-    assert (outer, inside) == (None, None)  # a node that a node calls is just a function
-    assert limited is not None
+    nothing = [None, None]  # a node that a node calls is just a function
+    outer, limited, bodies = await engine.run(all_three(1))
+    assert (outer, bodies) == (nothing, [nothing])
     assert 0 < limited <= 5
-    (outer, _), limited = await engine.run(both(1), timeout_seconds=2)
-    assert outer is not None
-    assert limited is not None
-    assert 0 < outer <= 2
-    assert 0 < limited <= 2
+    outer, limited, bodies = await engine.run(all_three(1), timeout_seconds=2)
+    assert all(0 < seconds <= 2 for seconds in [*outer, limited, *bodies[0]])
 
 
 async def test_a_thread_can_ask_whether_anybody_still_waits() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import data, engine, extension, testing
-from tests.kit import virtual
+from tests.kit import Gate, model, plain, same, virtual
 from tests.saving.test_durable import MemoryStore
 from tests.tracing import Tracing, id_of, parent_of
 
@@ -115,29 +115,21 @@ async def test_without_an_engine_it_just_awaits() -> None:
 
 
 async def test_a_failure_is_raised_there_and_ends_nothing_else() -> None:
-    goes_on = asyncio.Event()
+    gate = Gate()
+    waits = gate.node()
 
     @ps.node
     async def fails(x: int) -> int:
         raise LookupError(x)
 
-    @ps.node
-    async def waits(x: int) -> int:
-        await goes_on.wait()
-        return x
-
     async def handler(x: int) -> list[Any]:
         task = asyncio.create_task(ps.call(waits, 1))
-        try:
+        with pytest.raises(LookupError) as caught:
             await ps.call(fails, 5)
-        except LookupError as error:
-            notes = error.__notes__
-        goes_on.set()
-        return [notes, await task]
+        gate.open()
+        return [*caught.value.__notes__, await task]
 
-    notes, value = await engine.run(handled(handler)(0))
-    assert value == 1
-    assert notes == ["in node 'fails' of graph 'fails', item 0, attempt 1"]
+    assert await engine.run(handled(handler)(0)) == ["in node 'fails' of graph 'fails', item 0, attempt 1", 1]
 
 
 async def test_wrong_arguments_are_refused() -> None:
@@ -236,9 +228,9 @@ async def test_what_a_generator_leaves_is_ended_when_it_ends_and_what_a_fallback
         assert not task.done()
         yield task
 
-    @ps.graph
-    async def last(x: int) -> Any:
-        return await ps.fold(ps.node(lambda _, value: value), values(x), None)
+    @ps.node
+    async def last(values: AsyncIterator[Any]) -> Any:
+        return [value async for value in values][-1]
 
     async def fallback(error: Exception) -> Any:
         return await lingering.left()
@@ -246,8 +238,8 @@ async def test_what_a_generator_leaves_is_ended_when_it_ends_and_what_a_fallback
     async def fails(x: int) -> Any:
         raise LookupError
 
-    assert (await engine.run(last(1))).cancelled()
-    assert (await engine.run(handled(fails, fallback=fallback)(1))).cancelled()
+    for graph in (values >> last, handled(fails, fallback=fallback)):
+        assert (await engine.run(graph(1))).cancelled()
     assert lingering.events == ["unwound"] * 2
 
 
@@ -296,22 +288,14 @@ async def test_a_stateful_node_that_starts_is_given_up_with_the_handler() -> Non
     ended: list[str] = []
     starts = asyncio.Event()
 
-    @ps.node
-    class Slow:
-        async def __aenter__(self) -> "Slow":
-            starts.set()
-            try:
-                await asyncio.sleep(1000)
-            finally:
-                ended.append("given up")
-            return self
+    async def enter() -> None:
+        starts.set()
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ended.append("given up")
 
-        async def __aexit__(self, *error: object) -> None: ...
-
-        async def __call__(self, x: int) -> int:
-            return x
-
-    slow = Slow()
+    slow = model(enter=enter)
 
     async def handler(x: int) -> str:
         tasks = [asyncio.create_task(ps.call(slow, 1)) for _ in range(2)]
@@ -323,22 +307,13 @@ async def test_a_stateful_node_that_starts_is_given_up_with_the_handler() -> Non
 
 
 async def test_nothing_begins_for_an_item_that_has_ended_while_a_stateful_node_started() -> None:
-    starts, may_go_on = asyncio.Event(), asyncio.Event()
+    gate = Gate()
     begun: list[int] = []
 
-    @ps.node
-    class Slow:
-        async def __aenter__(self) -> "Slow":
-            starts.set()
-            await may_go_on.wait()
-            return self
+    async def call(x: int) -> None:
+        begun.append(x)
 
-        async def __aexit__(self, *error: object) -> None: ...
-
-        async def __call__(self, x: int) -> None:
-            begun.append(x)
-
-    slow = Slow()
+    slow = model(enter=lambda: gate.wait("start"), call=call)
 
     @ps.node
     async def calls(x: int) -> None:
@@ -346,13 +321,13 @@ async def test_nothing_begins_for_an_item_that_has_ended_while_a_stateful_node_s
         try:
             await asyncio.shield(task)
         finally:
-            may_go_on.set()
+            gate.open()
             await asyncio.wait([task])
             assert task.cancelled()
 
     @ps.node
     async def fails_meanwhile(x: int) -> None:
-        await starts.wait()
+        await gate.has()
         raise LookupError
 
     @ps.graph
@@ -425,9 +400,7 @@ async def test_promise_7_calls_that_never_wait_give_others_their_turn(*, is_besi
 
 
 async def test_steps_do_not_count_in_max_workers() -> None:
-    @ps.node(runs_on="thread")
-    def in_thread(x: int) -> int:
-        return x
+    in_thread = ps.node(runs_on="thread")(plain.fn)
 
     async def handler(x: int) -> list[Any]:
         return await asyncio.gather(ps.call(double, 1), ps.call(in_thread, 2), ps.call(double, 3))
@@ -450,35 +423,12 @@ async def test_a_cached_node_calls_tools() -> None:
 
 async def test_a_result_with_discard_is_that_of_the_handler_that_gets_it() -> None:
     discarded: list[list[int]] = []
+    gate = Gate()
+    waits = gate.node()
 
     @ps.node(discard=discarded.append)
     async def opens(x: int) -> list[int]:
         return [x]
-
-    async def handler(x: int) -> list[int]:
-        return await ps.call(opens, x)
-
-    assert await engine.run(handled(handler)(3)) == [3]
-    assert discarded == []
-
-    async def fails(x: int) -> None:
-        await ps.call(opens, 4)
-        raise LookupError
-
-    with pytest.raises(LookupError):
-        await engine.run(handled(fails)(0))
-    assert discarded == []
-
-    async def leaves(x: int) -> None:
-        asyncio.create_task(ps.call(both, 5))  # noqa: RUF006 - the test leaves the task behind
-        await begun.wait()
-
-    begun = asyncio.Event()
-
-    @ps.node
-    async def waits(x: int) -> None:
-        begun.set()
-        await asyncio.sleep(1000)
 
     @ps.graph
     async def both(x: int) -> list[int]:
@@ -486,11 +436,25 @@ async def test_a_result_with_discard_is_that_of_the_handler_that_gets_it() -> No
         await waits(x)
         return opened
 
+    async def handler(x: int) -> list[int]:
+        opened = await ps.call(opens, x)
+        if x == 4:
+            raise LookupError
+        return opened
+
+    async def leaves(x: int) -> None:
+        asyncio.create_task(ps.call(both, 5))  # noqa: RUF006 - the test leaves the task behind
+        await gate.has()
+
+    assert await engine.run(handled(handler)(3)) == [3]
+    with pytest.raises(LookupError):
+        await engine.run(handled(handler)(4))
+    assert discarded == []
     await engine.run(handled(leaves)(0))
     assert discarded == [[5]]
 
 
-async def test_events_spans_and_statistics_are_those_of_steps() -> None:
+async def test_events_spans_and_statistics_are_those_of_steps(tracing: Tracing) -> None:
     @ps.node(effectful="unordered")
     async def tells(x: int) -> int:
         await ps.emit(f"{ps.current().graph} {x}")
@@ -500,12 +464,11 @@ async def test_events_spans_and_statistics_are_those_of_steps() -> None:
         return [await ps.call(tells, 1), await ps.call(double, 2)]
 
     graph = handled(handler)
-    with Tracing.set_up() as tracing:
-        async with engine.stream(graph(0), events=str) as told:
-            assert [(event.value, event.node) async for event in told] == [("tells 1", "tells")]
-            assert await told.result() == [1, 4]
-        parent = tracing.one("handler")
-        assert {span.name for span in tracing.spans() if parent_of(span) == id_of(parent)} == {"tells", "double"}
+    async with engine.stream(graph(0), events=str) as told:
+        assert [(event.value, event.node) async for event in told] == [("tells 1", "tells")]
+        assert await told.result() == [1, 4]
+    parent = tracing.one("handler")
+    assert {span.name for span in tracing.spans() if parent_of(span) == id_of(parent)} == {"tells", "double"}
     async with engine.deploy(graph) as service:
         await service(0)
         counted = {(actor.graph, actor.node): actor.completed for actor in service.statistics().actors}
@@ -625,14 +588,7 @@ async def test_a_node_is_found_again_though_it_is_bound_anew_each_time() -> None
 async def test_a_node_that_a_handler_calls_as_a_function_says_that_its_options_do_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    @ps.node(concurrency=1, retry=ps.Retry(3))
-    async def limited(x: int) -> int:
-        return x
-
-    @ps.node(pure=True)
-    async def free(x: int) -> int:
-        return x
-
+    limited, free = ps.node(concurrency=1, retry=ps.Retry(3), name="limited")(same.fn), ps.node(pure=True)(same.fn)
     assert [await limited(1), await free(1)] == [1, 1]
     assert capsys.readouterr() == ("", "")
 

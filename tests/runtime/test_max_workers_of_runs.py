@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.runtime.test_limits import Gauge
+from tests.kit import Gauge, model, numbers
 
 gauge = Gauge()
 
@@ -87,26 +87,14 @@ async def batched(xs: list[int]) -> list[int]:
     return xs
 
 
-class Stateful:
-    async def __call__(self, x: int) -> int:
-        with gauge:
-            await asyncio.sleep(0)
-        return x
-
-
-class InOrder(Stateful):
-    pass
-
-
-stateful = ps.node(Stateful)()
-in_order = ps.node(ordered=True)(InOrder)()
-
-
-@ps.node
-async def numbers(x: int) -> AsyncIterator[int]:
-    for number in range(x):
+async def stateful_call(x: int) -> int:
+    with gauge:
         await asyncio.sleep(0)
-        yield number
+    return x
+
+
+stateful = model(call=stateful_call)
+in_order = model(call=stateful_call, ordered=True)
 
 
 @ps.node
@@ -302,8 +290,7 @@ async def test_a_second_attempt_takes_a_place_of_the_call() -> None:
     @ps.node(hedge=ps.Hedge(after_seconds=0.0001, max_share=1))
     async def hedged(x: int) -> int:
         with gauge:
-            for _ in range(20):
-                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02)
         return x
 
     @ps.graph

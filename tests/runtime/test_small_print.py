@@ -7,22 +7,18 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from tests.kit import model, numbers
+from tests.kit import Gate, model, numbers
 
 
 async def test_an_item_of_map_each_that_fails_cancels_its_siblings_and_not_the_node_around_them() -> None:
     """The first item runs in the task of `map_each`, which must not keep the cancel of the item."""
-    cancelled: list[int] = []
+    gate = Gate()
 
     @ps.node
     async def fail_at_one(x: int) -> int:
         if x == 1:
             raise LookupError(x)
-        try:
-            return await asyncio.get_running_loop().create_future()
-        except asyncio.CancelledError:
-            cancelled.append(x)
-            raise
+        return await gate.wait(x)
 
     @ps.graph
     async def graph(x: int) -> list[int]:
@@ -33,7 +29,7 @@ async def test_an_item_of_map_each_that_fails_cancels_its_siblings_and_not_the_n
     async with engine.stream((graph(0) for _ in range(3)), max_in_flight=1) as stream:
         outcomes = [outcome async for outcome in stream.outcomes()]
     assert [type(outcome.error) for outcome in outcomes] == [LookupError] * 3
-    assert cancelled.count(0) == 4
+    assert gate.cancelled.count(0) == 4
 
 
 async def test_the_error_of_leaving_a_stateful_node_keeps_that_of_the_item() -> None:

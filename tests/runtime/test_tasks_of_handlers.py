@@ -1,11 +1,13 @@
 """Tasks that a handler starts know the item of the handler or no item, but never another item."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import paused
 
 
 def where() -> tuple[str, str, int]:
@@ -29,9 +31,7 @@ async def grouped(x: int) -> list:
     return [task.result() for task in children]
 
 
-@ps.graph
-async def grouping(x: int) -> list:
-    return await grouped(x)
+grouping = ps.graph(grouped)
 
 
 @ps.graph
@@ -40,13 +40,12 @@ async def mapping(xs: list[int]) -> list:
 
 
 async def test_the_children_of_a_handler_know_its_item() -> None:
-    assert await engine.run(grouping(0)) == [("grouping", "grouped", 0)] * 3
-    expected = [[("grouping", "grouped", x)] * 3 for x in range(100)]
+    assert await engine.run(grouping(0)) == [("grouped", "grouped", 0)] * 3
+    expected = [[("grouped", "grouped", x)] * 3 for x in range(100)]
     assert await read(grouping(x) for x in range(100)) == expected
     async with engine.deploy(grouping) as service:
-        found = await service.map(grouping(x) for x in range(5))
-        assert [item for child in found for *_, item in child] == [x for x in range(5) for _ in range(3)]
-        assert await service(0) == [("grouping", "grouped", 0)] * 3
+        assert await service.map(grouping(x) for x in range(5)) == expected[:5]
+        assert await service(0) == expected[0]
     found = await engine.run(mapping(list(range(20))))
     assert [[item for *_, item in children] for children in found] == [[x] * 3 for x in range(20)]
 
@@ -90,7 +89,8 @@ def start_hidden(coroutine) -> asyncio.Task:
     return asyncio.get_running_loop().create_task(coroutine)
 
 
-async def test_a_task_that_a_helper_started_says_when_it_cannot_tell() -> None:
+@pytest.mark.parametrize("kind", ["async", "asks for its item", "plain"])
+async def test_a_task_that_a_helper_started_says_when_it_cannot_tell(kind: str) -> None:
     """The handler starts tasks in a helper, so its own code does not show it."""
     asked: list[asyncio.Task] = []
 
@@ -98,45 +98,29 @@ async def test_a_task_that_a_helper_started_says_when_it_cannot_tell() -> None:
         await asyncio.sleep(0)
         return ps.current().item
 
-    @ps.node
-    async def plain(x: int) -> int:
+    async def asynchronous(x: int) -> int:
         asked.append(start_hidden(ask()))
         await asyncio.sleep(0)
         return x
 
-    @ps.node
     async def knows(x: int) -> int:
         assert ps.current().item == x
         asked.append(start_hidden(ask()))
         return x
 
-    @ps.node
     def inline(x: int) -> int:
         asked.append(start_hidden(ask()))
         return x
 
-    @ps.node
-    async def waits(x: int) -> int:
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        return x
-
-    graph = ps.graph(plain)
-    knowing = ps.graph(knows)
-    starting = inline >> waits
+    handler: Any = {"async": asynchronous, "asks for its item": knows, "plain": inline}[kind]
+    graph = ps.node(handler) >> paused >> paused
     await read(graph(x) for x in range(5))
     results = await asyncio.gather(*asked, return_exceptions=True)
-    assert [type(result) for result in results] == [ps.UnknownItemError] * 5
-    assert "in the handler itself" in str(results[0])
-
-    asked.clear()
-    await read(knowing(x) for x in range(5))
-    assert await asyncio.gather(*asked) == list(range(5))
-
-    asked.clear()
-    await read(starting(x) for x in range(5))
-    results = await asyncio.gather(*asked, return_exceptions=True)
-    assert [type(result) for result in results] == [ps.UnknownItemError] * 5
+    if kind == "asks for its item":
+        assert results == list(range(5))
+    else:
+        assert [type(result) for result in results] == [ps.UnknownItemError] * 5
+        assert "in the handler itself" in str(results[0])
 
 
 async def test_a_task_of_a_handler_that_has_ended_says_so() -> None:
@@ -164,7 +148,6 @@ async def test_a_thread_that_a_handler_starts_knows_its_item() -> None:
         return await asyncio.to_thread(lambda: ps.current().item)
 
     graph = ps.graph(threads)
-
     assert await read(graph(x) for x in range(10)) == list(range(10))
 
 
