@@ -23,9 +23,7 @@ def test_every_operation_is_measured() -> None:
         assert 0 < one.low_seconds <= one.median_seconds <= one.high_seconds
         assert one.rate == pytest.approx(one.work / one.median_seconds)
         assert 0 < one.peak_share <= 1
-    text = str(found)
-    assert "matmul" in text
-    assert "FLOP/s" in text
+    assert "FLOP/s" in str(found)
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.seconds = 0
 

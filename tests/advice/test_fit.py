@@ -17,17 +17,16 @@ jax = pytest.importorskip("jax")
 from penstock.advice import fitting  # noqa: E402 - needs JAX
 from penstock.devices import size_search  # noqa: E402 - needs JAX
 from tests.devices.compiled import each_call, refuse_memory  # noqa: E402 - needs JAX
+from tests.devices.kit import doubling, values_of  # noqa: E402 - needs JAX
 
 WIDTH = 256
 ROW = np.zeros(WIDTH, np.float32)
 ROW_BYTES = ROW.nbytes
 
 
-@ps.device_node(batch=devices.DeviceBatch(8), prefetch=1)
-def scaled(x: Any, weights: Any) -> Any:
-    return jax.numpy.tanh(x @ weights)
-
-
+scaled = ps.device_node(batch=devices.DeviceBatch(8), prefetch=1, name="scaled")(
+    lambda x, weights: jax.numpy.tanh(x @ weights)
+)
 WEIGHTS = np.eye(WIDTH, dtype=np.float32)
 
 
@@ -56,14 +55,8 @@ async def test_sizes_are_tried_and_the_knee_is_recommended() -> None:
         assert 0 < (one.low_seconds or 0) <= one.median_seconds <= (one.high_seconds or 0)
         assert one.items_per_second == pytest.approx(one.size / one.median_seconds)
         assert one.why_not == ""
-        if one.size < plan.recommended_size:
-            assert (one.items_per_second or 0) < 0.9 * best
-        if one.size == plan.recommended_size:
-            assert (one.items_per_second or 0) >= 0.9 * best
-
-
-async def test_the_formula_is_that_of_the_program() -> None:
-    plan = await fitted()
+        if one.size <= plan.recommended_size:
+            assert (one.items_per_second >= 0.9 * best) == (one.size == plan.recommended_size)
     assert plan.fixed_bytes == pytest.approx(WEIGHTS.nbytes, rel=0.1)
     assert 2 * ROW_BYTES <= plan.bytes_per_item <= 4 * ROW_BYTES  # argument and result, perhaps temporaries
     assert plan.largest_size is not None
@@ -80,10 +73,8 @@ async def test_a_size_that_exceeds_the_limit_is_not_run() -> None:
     assert all(one.bytes <= limit for one in plan.tried[:-1])
     assert max(ran) == plan.tried[-2].size
     assert (plan.limit.bytes, plan.limit.reserve_bytes) == (limit, 0)
-    with pytest.raises(
-        ps.DeviceError,
-        match=r"of node 'scaled' fits on cpu:0, over the limit: a batch of 1 takes .* kB, and the limit is 1.00 kB",
-    ):
+    message = "of node 'scaled' fits on cpu:0, over the limit: a batch of 1 takes .* kB, and the limit is 1.00 kB"
+    with pytest.raises(ps.DeviceError, match=message):
         await fitted(1000)
 
 
@@ -101,38 +92,19 @@ async def test_only_an_accelerator_may_run_out_of_memory(monkeypatch: pytest.Mon
     assert plan.recommended_size <= 4
 
 
-async def test_another_error_is_raised() -> None:
-    @ps.device_node
-    def broken(x: Any) -> Any:
-        raise ValueError("no such thing")
-
-    with pytest.raises(ValueError, match="no such thing"):
-        await devices.fit(broken, (ROW,))
-
-
 async def test_a_node_without_batch_is_tried_as_if_it_had_one_and_stays_as_it_is() -> None:
-    @ps.device_node
-    def summed(x: Any) -> Any:
-        return x.sum()
-
+    summed = ps.device_node(name="summed")(lambda x: x.sum())
     plan = await devices.fit(summed, (ROW,), 40 * ROW_BYTES)
     assert plan.node == "summed"
     assert len(plan.tried) > 2
-
     assert float(await engine.run(ps.graph(summed)(ROW + 1))) == WIDTH
     assert summed.batch_statistics().batches == 0
 
 
 async def test_on_a_mesh_sizes_are_multiples_of_its_devices_and_bytes_those_of_each() -> None:
-    from jax.sharding import PartitionSpec
-
     mesh = devices.DeviceMesh(shape=(4,), axis_names=("data",), device="cpu")
-
-    @ps.device_node(device=mesh, batch=ps.Batch(64), prefetch=1, in_specs={"x": PartitionSpec("data")})
-    def doubled(x: Any) -> Any:
-        return x * 2
-
-    plan = await devices.fit(doubled, (ROW,), items=32)
+    node = ps.device_node(device=mesh, batch=ps.Batch(64), prefetch=1, in_specs={"x": jax.P("data")})(lambda x: x * 2)
+    plan = await devices.fit(node, (ROW,), items=32)
     assert [one.size for one in plan.tried] == [4, 8, 16, 32]
     assert [one.bytes for one in plan.tried] == [one.size // 4 * 2 * ROW_BYTES for one in plan.tried]
     assert "over a mesh" not in [one.approach for one in plan.strategies]  # it already runs on a mesh
@@ -185,12 +157,10 @@ class TestStrategies:
         assert plan.strategy.approach == "over a mesh"
         assert "on each of 4 devices" in plan.strategy.reason
 
-    async def test_as_a_stream_what_the_host_does_not_hold(self) -> None:
+    async def test_as_a_stream_what_the_host_does_not_hold_or_where_the_number_is_not_known(self) -> None:
         plan = await fitted(self.LIMIT, items=10**12)
         assert plan.strategy.approach == "as a stream"
         assert not way(plan, "in chunks").is_possible
-
-    async def test_as_a_stream_where_the_number_is_not_known(self) -> None:
         plan = await fitted(self.LIMIT)
         assert [one.approach for one in plan.strategies] == ["as a stream"]
         assert "is not known" in plan.strategy.reason
@@ -211,23 +181,20 @@ async def test_the_least_of_what_limits_the_host_counts(monkeypatch: pytest.Monk
         job_id="1", node_list=None, nodes=2, tasks=8, task=0, cpus_per_task=1, gpus_on_node=0,
         memory_bytes_per_node=24_000_000_000,
     )  # fmt: skip
-    machine = await limit(cgroup=no_group, slurm=None)
-    assert (machine.bytes, machine.reserve_bytes) == (81_000_000_000, 9_000_000_000)
-    assert "the machine" in machine.source
-    in_group = await limit(cgroup=group, slurm=None)
-    assert (in_group.bytes, in_group.reserve_bytes) == (9_000_000_000, 1_000_000_000)
-    assert "control group" in in_group.source
-    in_job = await limit(cgroup=group, slurm=job)  # 24 GB for four tasks
-    assert in_job.bytes == 4_500_000_000
-    assert "SLURM" in in_job.source
+    for cgroup, slurm, gigabytes, reserve, source in (
+        (no_group, None, 81, 9, "the machine"),
+        (group, None, 9, 1, "control group"),
+        (group, job, 4.5, 0.5, "SLURM"),  # 24 GB for four tasks
+    ):
+        found = await limit(cgroup, slurm)
+        assert (found.bytes, found.reserve_bytes) == (gigabytes * 10**9, reserve * 10**9)
+        assert source in found.source
 
 
 async def test_it_is_a_table_and_a_picture() -> None:
     plan = await fitted(WEIGHTS.nbytes + 20 * ROW_BYTES, items=1000)
-    text = str(plan)
-    assert "recommended" in text
-    assert "in chunks" in text
-    assert "items/s" in text
+    for part in ("recommended", "in chunks", "items/s"):
+        assert part in str(plan)
     picture = plan.to_svg()
     root = ElementTree.fromstring(picture)
     titles = [one.text or "" for one in root.iter("{http://www.w3.org/2000/svg}title")]
@@ -251,32 +218,23 @@ async def test_refusals() -> None:
 class TestAuto:
     @pytest.mark.parametrize("batch", [ps.Batch("auto"), devices.DeviceBatch("auto")])
     async def test_the_size_is_found_out_at_warm_up(self, batch: ps.Batch) -> None:
-        @ps.device_node(batch=batch, sample_input=(ROW,))
-        def doubled(x: Any) -> Any:
-            return x * 2
-
+        doubled = ps.device_node(batch=batch, sample_input=(ROW,))(lambda x: x * 2)
         of = ps.graph(doubled)
         assert "up to auto" in str(of)
         async with engine.deploy(of, warmup=True) as service:
             assert "up to auto" not in str(of)
             programs = doubled.compile_statistics().programs
             results = await asyncio.gather(*(service(ROW + n) for n in range(10)))
-            assert [float(row[0]) for row in results] == [2.0 * n for n in range(10)]
+            assert values_of(results) == [2 * n for n in range(10)]
             assert doubled.compile_statistics().programs == programs
 
     async def test_without_warm_up_it_is_found_out_before_the_first_call(self) -> None:
-        @ps.device_node(batch=ps.Batch("auto"), sample_input=[(ROW,)])
-        def doubled(x: Any) -> Any:
-            return x * 2
-
-        of = ps.graph(doubled)
+        of = doubling(batch=ps.Batch("auto"), sample_input=[(ROW,)])
         results = await asyncio.gather(*(engine.run(of(ROW + n)) for n in range(4)))
-        assert [float(row[0]) for row in results] == [0.0, 2.0, 4.0, 6.0]
+        assert values_of(results) == [0, 2, 4, 6]
 
     async def test_with_parameters_from_a_resource_it_takes_a_warm_up(self) -> None:
-        @ps.device_node(batch=ps.Batch("auto"), sample_input=(ROW,))
-        def weighted(x: Any, weights: Any) -> Any:
-            return x @ weights
+        weighted = ps.device_node(batch=ps.Batch("auto"), sample_input=(ROW,))(lambda x, weights: x @ weights)
 
         @ps.resource
         async def weights() -> AsyncIterator[Any]:
@@ -292,13 +250,9 @@ class TestAuto:
             assert float((await service(ROW + 1))[0]) == 1.0
 
     async def test_nodes_that_become_one_program_have_one_size(self) -> None:
-        @ps.device_node(batch=ps.Batch("auto"), sample_input=(ROW,))
-        def doubled(x: Any) -> Any:
-            return x * 2
-
-        @ps.device_node(batch=ps.Batch("auto"), sample_input=(ROW,))
-        def halves(x: Any) -> Any:
-            return {"low": x[: WIDTH // 2].sum(), "high": x[WIDTH // 2 :].sum()}
+        made = ps.device_node(batch=ps.Batch("auto"), sample_input=(ROW,))
+        doubled = made(lambda x: x * 2)
+        halves = made(lambda x: {"low": x[: WIDTH // 2].sum(), "high": x[WIDTH // 2 :].sum()})
 
         @ps.graph
         async def of(x: Any) -> Any:
@@ -306,7 +260,7 @@ class TestAuto:
 
         async with engine.deploy(of, warmup=True) as service:
             results = await asyncio.gather(*(service(ROW + n) for n in range(10)))
-            assert [float(one) for one in results] == [float(WIDTH * n) for n in range(10)]
+            assert values_of(results) == [WIDTH * n for n in range(10)]
 
     def test_refusals(self) -> None:
         with pytest.raises(TypeError, match="no sample_input="):

@@ -12,15 +12,13 @@ from penstock.devices.self_check import SelfCheckResult
 
 def device(platform: str, index: int = 0, used: int | None = None) -> DeviceStatus:
     return DeviceStatus(
-        name=f"{platform}:{index}",
-        id=index,
-        platform=platform,
-        kind="some",
-        process=0,
-        is_local=True,
-        memory_bytes_in_use=used,
-        memory_bytes_limit=None if used is None else 100,
-    )
+        name=f"{platform}:{index}", id=index, platform=platform, kind="some", process=0, is_local=True,
+        memory_bytes_in_use=used, memory_bytes_limit=None if used is None else 100,
+    )  # fmt: skip
+
+
+def slurm_job(cpus_per_task: int) -> Any:
+    return read_slurm({"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": str(cpus_per_task)})
 
 
 def check(error: str | None) -> SelfCheckResult:
@@ -37,7 +35,7 @@ FINE = Status(
     self_checks=(check(None),),
     cpu=CpuStatus(model="", architecture="", cores=8, affinity=(2, 3, 5, 7), features=()),
     cgroup=CgroupLimits(version=2, cpu_quota=4.0, memory_bytes=None),
-    slurm=read_slurm({"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "4"}),
+    slurm=slurm_job(4),
     recommendations=(),
 )
 
@@ -63,11 +61,7 @@ def test_a_machine_without_fault_gets_none() -> None:
         ({"devices": (device("gpu"), device("cpu"), device("cpu", 1))}, "simulated-devices", "jax_num_cpu_devices"),
         ({"cgroup": CgroupLimits(version=2, cpu_quota=2.5, memory_bytes=None)}, "cpu-quota", "taskset -c 2,3 python"),
         ({"cgroup": CgroupLimits(version=2, cpu_quota=0.5, memory_bytes=None)}, "cpu-quota", "taskset -c 2 python"),
-        (
-            {"slurm": read_slurm({"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "6"})},
-            "slurm-cores",
-            "srun --cpus-per-task=6",
-        ),
+        ({"slurm": slurm_job(6)}, "slurm-cores", "srun --cpus-per-task=6"),
     ],
 )
 def test_one_fault_gets_one_recommendation(changes: dict, code: str, remedy: str) -> None:

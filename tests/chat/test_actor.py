@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -25,11 +26,15 @@ from penstock import devices, engine, serving, testing
 from tests.chat.recurrent import BROKEN, END, Recurrent, bytes_of, weights
 
 MODEL = Recurrent()
-SIZES = (4, 16)
 
 
-def writer(slots: int = 8, ends: tuple[int, ...] = (END,), **more: Any) -> Writer:
-    return Writer(MODEL, bytes_of, ends, rows=sorted({1, slots}), sizes=SIZES, device="cpu", **more)
+def writer(ends: tuple[int, ...] = (END,), **more: Any) -> Writer:
+    """Return an actor of two slots with few programs, as each takes a second or two to compile."""
+    return Writer(MODEL, bytes_of, ends, **{"rows": [2], "sizes": [16], "device": "cpu", **more})
+
+
+def large_writer(slots: int = 8, **more: Any) -> Writer:
+    return writer(rows=[1, slots], sizes=[4, 16], **more)
 
 
 @cache
@@ -85,14 +90,20 @@ def tokens_of(parts: list[Part]) -> list[int]:
     return [part.token for part in parts]
 
 
-@pytest.mark.parametrize("slots", [2, 8])
-async def test_a_request_gets_the_same_tokens_alone_and_in_a_crowd(slots: int, effort: int) -> None:
+@pytest.mark.parametrize("slots", [pytest.param(2, marks=pytest.mark.long), 8])
+async def test_a_request_gets_the_same_tokens_alone_and_in_a_crowd_and_nothing_is_compiled_after_the_start(
+    slots: int, effort: int
+) -> None:
     chance = random.Random(slots)
     requests = [asked_at_random(chance) for _ in range(20 * effort)]
-    answer = graph_of(writer(slots))
-    async with engine.deploy(answer, max_in_flight=len(requests)) as service:
-        answers = await asyncio.gather(*(parts_of(service, answer, asked) for asked in requests))
-        figures = {figure.name: figure.value for figure in service.statistics().actors[-1].figures}
+    programs_ready: list[tuple[int, int]] = []
+    answer = graph_of(large_writer(slots, like=weights(), on_progress=lambda *counts: programs_ready.append(counts)))
+    with structlog.testing.capture_logs() as logged:
+        async with engine.deploy(answer, max_in_flight=len(requests)) as service:
+            answers = await asyncio.gather(*(parts_of(service, answer, asked) for asked in requests))
+            figures = {figure.name: figure.value for figure in service.statistics().actors[-1].figures}
+    assert programs_ready == [(done, 4) for done in range(1, 5)]
+    assert [event for event in logged if event["event"].startswith("program.")] == []
     for asked, parts in zip(requests, answers, strict=True):
         assert tokens_of(parts) == alone(weights(), asked)
         assert [part.finish_reason for part in parts[:-1]] == [None] * (len(parts) - 1)
@@ -105,9 +116,7 @@ async def test_a_request_gets_the_same_tokens_alone_and_in_a_crowd(slots: int, e
     assert (figures["slots"], figures["queue"]) == (0, 0)
 
 
-async def test_new_weights_answer_the_next_request_and_a_step_has_those_of_one_version(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_new_weights_answer_the_next_request_and_a_step_has_those_of_one_version() -> None:
     versions = [weights(seed) for seed in range(3)]
     loading = iter(versions)
 
@@ -137,11 +146,12 @@ async def test_new_weights_answer_the_next_request_and_a_step_has_those_of_one_v
 
 async def test_no_numbers_end_their_request_alone_and_its_slot_is_as_good_as_new() -> None:
     good, broken = Asked([1, 2, 3], max_tokens=20), Asked([1, BROKEN, 3])
-    answer = graph_of(writer(slots=2))
+    requests = [good, broken, good, broken, good, good]
+    answer = graph_of(writer())
     async with engine.deploy(answer, max_in_flight=10) as service:
-        asking = [parts_of(service, answer, asked) for asked in [good, broken, good, broken, good, good]]
+        asking = [parts_of(service, answer, asked) for asked in requests]
         answers = await asyncio.gather(*asking, return_exceptions=True)
-    for asked, outcome in zip([good, broken, good, broken, good, good], answers, strict=True):
+    for asked, outcome in zip(requests, answers, strict=True):
         if asked is broken:
             assert isinstance(outcome, FloatingPointError)
             assert str(outcome) == "the model gave no numbers for token 1 of the answer"
@@ -151,7 +161,7 @@ async def test_no_numbers_end_their_request_alone_and_its_slot_is_as_good_as_new
 
 
 async def test_a_prompt_that_leaves_no_room_is_an_error_and_the_context_bounds_an_answer() -> None:
-    answer = graph_of(writer(slots=2))
+    answer = graph_of(writer())
     async with engine.deploy(answer) as service:
         for length in (0, MODEL.context, MODEL.context + 1):
             with pytest.raises(serving.APIError, match=f"has {length} tokens, and has to have 1 to 127") as raised:
@@ -161,19 +171,6 @@ async def test_a_prompt_that_leaves_no_room_is_an_error_and_the_context_bounds_a
         parts = await parts_of(service, answer, full)
     assert tokens_of(parts) == alone(weights(), full)
     assert (len(parts), parts[-1].finish_reason) == (8, "length")
-
-
-async def test_nothing_is_compiled_after_the_start() -> None:
-    chance = random.Random(5)
-    requests = [asked_at_random(chance) for _ in range(100)]
-    programs_ready: list[tuple[int, int]] = []
-    node = writer(like=weights(), on_progress=lambda *counts: programs_ready.append(counts))
-    answer = graph_of(node)
-    with structlog.testing.capture_logs() as logged:
-        async with engine.deploy(answer, max_in_flight=100) as service:
-            await asyncio.gather(*(parts_of(service, answer, asked) for asked in requests))
-    assert programs_ready == [(done, 4) for done in range(1, 5)]
-    assert [event for event in logged if event["event"].startswith("program.")] == []
 
 
 # --- In virtual time, with a device that takes none ---
@@ -222,7 +219,7 @@ def test_a_reader_that_pauses_is_not_computed_for_and_one_that_never_reads_loses
     assert len(expected) == 30
 
     async def main() -> tuple[list[int], list[int], list[int], str]:
-        node = writer(slots=2, patience_seconds=50)
+        node = writer(patience_seconds=50)
         async with running(node, [asked, asked, asked], capacity=4) as [pausing, sleeping, behind]:
             patient = [await anext(pausing) for _ in range(2)]
             await asyncio.sleep(40)
@@ -243,7 +240,7 @@ def test_a_reader_that_pauses_is_not_computed_for_and_one_that_never_reads_loses
 @pytest.mark.usefixtures("no_time_device")
 def test_a_request_that_comes_while_all_readers_are_full_is_answered_at_once() -> None:
     endless, short = Asked([1, 2, 3]), Asked([4, 5], max_tokens=10)
-    answer = graph_of(writer(slots=2, ends=(), patience_seconds=1000))
+    answer = graph_of(writer(ends=(), patience_seconds=1000))
 
     async def main() -> tuple[list[int], float]:
         async with engine.deploy(answer, max_in_flight=10) as service, service.stream(answer(endless)) as full:
@@ -266,11 +263,11 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
 
 
 @pytest.mark.usefixtures("no_time_device")
-@pytest.mark.parametrize("slots", [2, 8])
+@pytest.mark.parametrize("slots", [2, pytest.param(8, marks=pytest.mark.long)])
 def test_no_slot_is_free_while_somebody_waits(slots: int, steps: list[dict[str, float]]) -> None:
     chance = random.Random(slots)
     requests = [asked_at_random(chance) for _ in range(30)]
-    answer = graph_of(writer(slots))
+    answer = graph_of(large_writer(slots))
 
     async def main() -> list[list[Part]]:
         async with engine.deploy(answer, max_in_flight=30) as service:
@@ -292,7 +289,7 @@ def test_the_slot_of_a_reader_that_leaves_at_any_token_is_in_use_two_steps_later
     for tokens in range(11):
 
         async def main(tokens: int = tokens) -> None:
-            async with running(writer(slots=2, ends=()), [left, stays, behind]) as [leaver, stayer, waiting]:
+            async with running(writer(ends=()), [left, stays, behind]) as [leaver, stayer, waiting]:
                 for _ in range(tokens + 1):
                     await anext(leaver)
                 await leaver.aclose()
@@ -308,7 +305,7 @@ def test_the_slot_of_a_reader_that_leaves_at_any_token_is_in_use_two_steps_later
 @pytest.mark.usefixtures("no_time_device")
 def test_a_program_that_is_cancelled_at_any_step_leaves_nothing_and_others_have_one_outcome_each() -> None:
     requests = [Asked([1, 2, 3], max_tokens=3), Asked([4], max_tokens=2), Asked([5] * 20, max_tokens=2)]
-    answer, leaving = graph_of(writer(slots=2, ends=())), graph_of(writer(slots=2, ends=()))
+    answer, leaving = graph_of(writer(ends=())), graph_of(writer(ends=()))
     expected = [alone(weights(), asked) for asked in requests]
     runs = 0
 
@@ -337,7 +334,7 @@ def test_a_program_that_is_cancelled_at_any_step_leaves_nothing_and_others_have_
     at = 0
     while testing.run_virtual(partial(one_leaves, at)):
         at += 1
-    assert at > 20
+    assert at > 15
 
 
 # --- The text ---
@@ -371,6 +368,6 @@ async def test_an_answer_ends_at_a_stop_string_and_at_the_end_token() -> None:
     stop = whole[5:8]
     answer = graph_of(writer())
     async with engine.deploy(answer) as service:
-        parts = await parts_of(service, answer, Asked([1, 2, 3], max_tokens=40, temperature=1, seed=3, stop=["", stop]))
+        parts = await parts_of(service, answer, replace(asked, stop=["", stop]))
     assert "".join(part.text for part in parts) == whole[: whole.index(stop)]
     assert (len(parts), parts[-1].finish_reason) == (whole.index(stop) + 3, "stop")

@@ -33,9 +33,15 @@ async def loaded() -> AsyncIterator[Parameters]:
     yield weights()
 
 
-def tiny(**more: Any) -> ps.Graph[[Messages, serving.Request], AsyncIterator[str | serving.Delta]]:
-    options: dict[str, Any] = {"rows": (1, 8), "sizes": (4, 16), "device": "cpu", **more}
-    return chat(Writer(Recurrent(), bytes_of, [END], weights(), **options), loaded, tokens_of, bytes_of)
+def tiny() -> ps.Graph[[Messages, serving.Request], AsyncIterator[str | serving.Delta]]:
+    writer = Writer(Recurrent(), bytes_of, [END], weights(), rows=(8,), sizes=(16,), device="cpu")
+    return chat(writer, loaded, tokens_of, bytes_of)
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with served(serving.openai({"tiny": tiny()})) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        yield client
 
 
 def body(text: str | list[dict[str, str]], **more: Any) -> dict[str, Any]:
@@ -83,17 +89,13 @@ async def test_many_clients_of_whom_a_third_leave_have_one_outcome_each_and_leav
     assert (figures["slots"], figures["queue"]) == (0, 0)
 
 
-async def test_an_answer_whole_says_why_it_ends_and_how_many_tokens_there_were() -> None:
-    async with served(serving.openai({"tiny": tiny()})) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
-        answer = (await http.post("/v1/chat/completions", json=body("abc"))).json()
-        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]
-        in_parts = (await http.post("/v1/chat/completions", json=body(parts))).json()
-        legacy = (await http.post("/v1/completions", json={**body("abc"), "prompt": "abc"})).json()
-        response = (
-            await http.post(
-                "/v1/responses", json={"model": "tiny", "input": "abc", "temperature": 0, "max_output_tokens": 5}
-            )
-        ).json()
+async def test_an_answer_whole_says_why_it_ends_and_how_many_tokens_there_were(http: httpx.AsyncClient) -> None:
+    answer = (await http.post("/v1/chat/completions", json=body("abc"))).json()
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]
+    in_parts = (await http.post("/v1/chat/completions", json=body(parts))).json()
+    legacy = (await http.post("/v1/completions", json={**body("abc"), "prompt": "abc"})).json()
+    asked = {"model": "tiny", "input": "abc", "temperature": 0, "max_output_tokens": 5}
+    response = (await http.post("/v1/responses", json=asked)).json()
     assert answer["choices"][0]["message"]["content"] == legacy["choices"][0]["text"] == expected("abc")
     assert in_parts["choices"] == answer["choices"]
     assert answer["usage"]["prompt_tokens"] == 3
@@ -101,12 +103,11 @@ async def test_an_answer_whole_says_why_it_ends_and_how_many_tokens_there_were()
     assert response["usage"]["output_tokens"] <= 5
 
 
-async def test_a_client_that_asks_for_log_probabilities_gets_those_of_each_token() -> None:
+async def test_a_client_that_asks_for_log_probabilities_gets_those_of_each_token(http: httpx.AsyncClient) -> None:
     asked = body("abc", temperature=0, logprobs=True, top_logprobs=2)
-    async with served(serving.openai({"tiny": tiny()})) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
-        whole = (await http.post("/v1/chat/completions", json=asked)).json()
-        answer = (await http.post("/v1/chat/completions", json={**asked, "stream": True})).text
-        without = (await http.post("/v1/chat/completions", json=body("abc"))).json()
+    whole = (await http.post("/v1/chat/completions", json=asked)).json()
+    answer = (await http.post("/v1/chat/completions", json={**asked, "stream": True})).text
+    without = (await http.post("/v1/chat/completions", json=body("abc"))).json()
     scores = whole["choices"][0]["logprobs"]["content"]
     assert len(scores) == whole["usage"]["completion_tokens"]
     text = "".join(score["token"] for score in scores if score["token"] != chr(97 + END))
@@ -121,32 +122,27 @@ async def test_a_client_that_asks_for_log_probabilities_gets_those_of_each_token
     assert without["choices"][0]["logprobs"] is None
 
 
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"presence_penalty": 1}, "presence_penalty"),
-        ({"logit_bias": {"1": 1}}, "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"top_k": 1000}, "top_k"),
-        ({"messages": [{"role": "user", "content": "a" * 200}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]}, "messages"),
-    ],
-)
-async def test_what_the_model_cannot_honour_is_refused_by_name(more: dict[str, Any], param: str) -> None:
-    async with served(serving.openai({"tiny": tiny()})) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"presence_penalty": 1}, "presence_penalty"),
+    ({"logit_bias": {"1": 1}}, "logit_bias"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"top_k": 1000}, "top_k"),
+    ({"messages": [{"role": "user", "content": "a" * 200}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]}, "messages"),
+]
+
+
+async def test_what_the_model_cannot_honour_is_refused_by_name_and_keeps_no_slot(http: httpx.AsyncClient) -> None:
+    for more, param in REFUSED:
         answer = await http.post("/v1/chat/completions", json=body("abc", **more))
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-
-
-async def test_requests_that_are_refused_keep_no_slot() -> None:
-    async with served(serving.openai({"tiny": tiny()})) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
-        asked = {**body("abc"), "prompt": "abc"}
-        for name in ("max_completion_tokens", "top_logprobs", "top_k") * 3:
-            answer = await http.post("/v1/completions", json={**asked, name: "many"})
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
-        legacy = (await http.post("/v1/completions", json=asked)).json()
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    asked = {**body("abc"), "prompt": "abc"}
+    for name in ("max_completion_tokens", "top_logprobs", "top_k") * 3:
+        answer = await http.post("/v1/completions", json={**asked, name: "many"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    legacy = (await http.post("/v1/completions", json=asked)).json()
     assert legacy["choices"][0]["text"] == expected("abc")
 
 

@@ -33,71 +33,20 @@ STRUCTURES: dict[str, Callable[[Any, Any], tuple[Any, ...]]] = {
 
 
 # The building blocks of random functions: each takes two arrays of one shape and returns a third.
-STEPS: dict[str, Callable[[Any, Any], Any]] = {}
-
-
-def step(fn: Callable[[Any, Any], Any]) -> None:
-    STEPS[fn.__name__] = fn
-
-
-@step
-def plus(x: Any, y: Any) -> Any:
-    return x + y
-
-
-@step
-def times(x: Any, y: Any) -> Any:
-    return x * y
-
-
-@step
-def where_greater(x: Any, y: Any) -> Any:
-    return jnp.where(x > y, x, y * 2)
-
-
-@step
-def sorted_rows(x: Any, y: Any) -> Any:
-    return jnp.sort(jnp.atleast_1d(x), axis=-1).reshape(x.shape) + y
-
-
-@step
-def less_mean(x: Any, y: Any) -> Any:
-    return x - jnp.mean(y)
-
-
-@step
-def at_least_the_largest(x: Any, y: Any) -> Any:
-    return jnp.maximum(jnp.max(x), y)
-
-
-@step
-def cumulated(x: Any, y: Any) -> Any:
-    return jnp.cumsum(jnp.atleast_1d(x), axis=-1).reshape(x.shape) - y
-
-
-@step
-def smooth(x: Any, y: Any) -> Any:
-    return jnp.tanh(x.astype(jnp.float32)) + y
-
-
-@step
-def chosen(x: Any, y: Any) -> Any:
-    return jax.lax.cond(jnp.max(x) > jnp.max(y), lambda: x + y, lambda: x - y)
-
-
-@step
-def looped(x: Any, y: Any) -> Any:
-    return jax.lax.fori_loop(0, 3, lambda _, z: z + y, x)
-
-
-@step
-def product(x: Any, y: Any) -> Any:
-    return jnp.dot(x.reshape(-1), y.reshape(-1)) * jnp.ones_like(y)
-
-
-@step
-def taken(x: Any, y: Any) -> Any:
-    return jnp.take(x.reshape(-1), jnp.argsort(y.reshape(-1)), axis=0).reshape(x.shape)
+STEPS: dict[str, Callable[[Any, Any], Any]] = {
+    "plus": lambda x, y: x + y,
+    "times": lambda x, y: x * y,
+    "where_greater": lambda x, y: jnp.where(x > y, x, y * 2),
+    "sorted_rows": lambda x, y: jnp.sort(jnp.atleast_1d(x), axis=-1).reshape(x.shape) + y,
+    "less_mean": lambda x, y: x - jnp.mean(y),
+    "at_least_the_largest": lambda x, y: jnp.maximum(jnp.max(x), y),
+    "cumulated": lambda x, y: jnp.cumsum(jnp.atleast_1d(x), axis=-1).reshape(x.shape) - y,
+    "smooth": lambda x, y: jnp.tanh(x.astype(jnp.float32)) + y,
+    "chosen": lambda x, y: jax.lax.cond(jnp.max(x) > jnp.max(y), lambda: x + y, lambda: x - y),
+    "looped": lambda x, y: jax.lax.fori_loop(0, 3, lambda _, z: z + y, x),
+    "product": lambda x, y: jnp.dot(x.reshape(-1), y.reshape(-1)) * jnp.ones_like(y),
+    "taken": lambda x, y: jnp.take(x.reshape(-1), jnp.argsort(y.reshape(-1)), axis=0).reshape(x.shape),
+}
 
 
 @cache

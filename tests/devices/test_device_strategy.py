@@ -13,14 +13,8 @@ from penstock import engine
 X = np.ones(2, np.float32)
 
 
-@ps.device_node
-def anywhere(x: jax.Array) -> jax.Array:
-    return x + 1
-
-
-@ps.device_node(device="cpu:5")
-def on_five(x: jax.Array) -> jax.Array:
-    return x + 1
+anywhere = ps.device_node(lambda x: x + 1)
+on_five = ps.device_node(device="cpu:5")(lambda x: x + 1)
 
 
 @ps.node
@@ -62,17 +56,6 @@ async def test_every_level_says_where_a_node_without_a_device_runs() -> None:
 
 
 async def test_runs_streams_and_deployments_take_it() -> None:
-    assert await engine.run(where_of_all([X, X]), device_strategy="cpu:1") == [1, 1]
-    async with engine.stream((where_of_all([X]) for _ in range(3)), device_strategy="cpu:2") as results:
-        assert [result async for result in results] == [[2]] * 3
-    async with engine.deploy(where, device_strategy="cpu:3") as service:
-        with ps.execution_options(device_strategy="cpu:4"):  # the deployment keeps its own strategy
-            assert await service(X) == 3
-        with pytest.raises(ps.OptionsError, match=r"'device_strategy' does not apply to service\.run"):
-            await service.run(where(X), device_strategy="cpu:4")
-
-
-async def test_a_stream_that_one_call_gives_takes_it() -> None:
     @ps.node
     async def twice(x: jax.Array) -> AsyncIterator[int]:
         for _ in range(2):
@@ -81,6 +64,14 @@ async def test_a_stream_that_one_call_gives_takes_it() -> None:
     places = anywhere >> twice
     async with engine.stream(places(X), device_strategy="cpu:6") as values:
         assert [value async for value in values] == [6, 6]
+    assert await engine.run(where_of_all([X, X]), device_strategy="cpu:1") == [1, 1]
+    async with engine.stream((where_of_all([X]) for _ in range(3)), device_strategy="cpu:2") as results:
+        assert [result async for result in results] == [[2]] * 3
+    async with engine.deploy(where, device_strategy="cpu:3") as service:
+        with ps.execution_options(device_strategy="cpu:4"):  # the deployment keeps its own strategy
+            assert await service(X) == 3
+        with pytest.raises(ps.OptionsError, match=r"'device_strategy' does not apply to service\.run"):
+            await service.run(where(X), device_strategy="cpu:4")
 
 
 async def test_a_device_of_its_own_stays_and_copies_follow_the_strategy() -> None:

@@ -15,6 +15,8 @@ import pytest
 import penstock as ps
 from penstock import devices, engine, telemetry
 
+from .kit import doubling
+
 
 async def profile_of(calls: Iterable[ps.Call[Any]]) -> telemetry.Profile:
     with telemetry.profile() as profile:
@@ -36,25 +38,30 @@ async def look_at(calls: Iterable[ps.Call[Any]]) -> telemetry.Verdict:
     return lately.verdict
 
 
-async def test_a_live_look_names_a_compilation_and_a_device() -> None:
-    @ps.device_node(device="cpu")
-    def embed(x: jax.Array) -> jax.Array:
-        for _ in range(8):
-            x = jnp.sin(x) * 2
-        return x
+def sines(x: jax.Array, count: int = 8) -> jax.Array:
+    for _ in range(count):
+        x = jnp.sin(x) * 2
+    return x
 
+
+def embedding(count: int = 8) -> Any:
+    """Returns a node whose compilation takes long if the count is large."""
+    return ps.device_node(device="cpu", name="embed")(lambda x: sines(x, count))
+
+
+async def test_a_live_look_names_a_compilation_and_a_device() -> None:
     @ps.device_node(device="cpu")
     def multiply(x: jax.Array) -> jax.Array:
         for _ in range(30):
             x = jnp.tanh(x @ x)
         return x
 
-    search, heavy, square = ps.graph(embed), ps.graph(multiply), np.ones((400, 400), np.float32)
-    verdict = await look_at(search(np.ones(number + 1, np.float32)) for number in range(20))
+    search, heavy, square = ps.graph(embedding()), ps.graph(multiply), np.ones((400, 400), np.float32)
+    verdict = await look_at(search(np.ones(number + 1, np.float32)) for number in range(10))
     assert (verdict.node, verdict.limit) == ("embed", "compilation")
-    assert verdict.reason.startswith("it is compiled again and again, 19 times, because of the shape of x: ")
+    assert verdict.reason.startswith("it is compiled again and again, 9 times, because of the shape of x: ")
     await engine.run(heavy(square))
-    verdict = await look_at(heavy(square) for _ in range(20))
+    verdict = await look_at(heavy(square) for _ in range(12))
     assert (verdict.node, verdict.limit) == ("multiply", "device"), str(verdict)
 
 
@@ -64,33 +71,19 @@ def total(x: Any) -> float:
 
 
 async def test_a_node_whose_shapes_change() -> None:
-    @ps.device_node(device="cpu")
-    def embed(x: jax.Array) -> jax.Array:
-        for _ in range(8):
-            x = jnp.sin(x) * 2
-        return x
-
-    @ps.graph
-    async def search(x: Any) -> float:
-        return total(embed(x))
-
-    profile = await profile_of(search(np.ones(number + 1, np.float32)) for number in range(20))
+    search = embedding() >> total
+    profile = await profile_of(search(np.ones(number + 1, np.float32)) for number in range(10))
     verdict = profile.verdict
     assert (verdict.node, verdict.limit) == ("embed", "compilation")
-    assert verdict.reason.startswith("it is compiled again and again, 19 times, because of the shape of x: ")
+    assert verdict.reason.startswith("it is compiled again and again, 9 times, because of the shape of x: ")
     assert "pad" in verdict.remedy
     again = await profile_of(search(np.ones(3, np.float32)) for _ in range(20))
     assert again.verdict.limit != "compilation"
 
 
 async def test_a_node_whose_first_compilation_is_in_the_profile_is_not_compiled_again() -> None:
-    @ps.device_node(device="cpu")
-    def embed(x: jax.Array) -> jax.Array:
-        for _ in range(100):  # takes a while to compile
-            x = jnp.sin(x) * 2
-        return x
-
-    await engine.run(ps.graph(ps.device_node(device="cpu")(jnp.tanh))(np.ones(3, np.float32)))  # opens the device
+    embed = embedding(100)
+    await engine.run(doubling()(np.ones(3, np.float32)))  # opens the device
     profile = await profile_of(ps.graph(embed)(np.ones(3, np.float32)) for _ in range(20))
     verdict = profile.verdict
     assert (verdict.node, verdict.limit) == ("embed", "compilation")
@@ -102,15 +95,10 @@ async def test_a_node_whose_first_compilation_is_in_the_profile_is_not_compiled_
 
 
 async def test_an_actor_whose_function_is_compiled_in_the_profile() -> None:
-    def spread(x: jax.Array) -> jax.Array:
-        for _ in range(100):  # takes a while to compile
-            x = jnp.sin(x) * 2
-        return x
-
     @ps.node
     class Trainer:
         async def __aenter__(self) -> Self:
-            self._spread = devices.actor("cpu").bind(spread)
+            self._spread = devices.actor("cpu").bind(lambda x: sines(x, 100))
             return self
 
         async def __aexit__(self, *exc_info: object) -> None:
@@ -120,20 +108,14 @@ async def test_an_actor_whose_function_is_compiled_in_the_profile() -> None:
             return await self._spread(x)
 
     trainer = ps.graph(Trainer())
-    await engine.run(ps.graph(ps.device_node(device="cpu")(jnp.tanh))(np.ones(3, np.float32)))  # opens the device
+    await engine.run(doubling()(np.ones(3, np.float32)))  # opens the device
     verdict = (await profile_of(trainer(np.ones(3, np.float32)) for _ in range(20))).verdict
     assert (verdict.node, verdict.limit) == ("Trainer", "compilation"), str(verdict)
     assert "the warmup(...) of a bound function" in verdict.remedy
 
 
 async def test_a_node_whose_programs_are_evicted() -> None:
-    @ps.device_node(device="cpu")
-    def embed(x: jax.Array) -> jax.Array:
-        for _ in range(8):
-            x = jnp.sin(x) * 2
-        return x
-
-    graph = ps.graph(embed)
+    graph = ps.graph(embedding())
     for size in (2, 3):
         await engine.run(graph(np.ones(size, np.float32)))
     devices.set_program_cache(max_programs=1)
@@ -146,14 +128,7 @@ async def test_a_node_whose_programs_are_evicted() -> None:
 
 
 async def test_a_node_that_mostly_copies() -> None:
-    @ps.device_node(device="cpu:1")
-    def first(x: jax.Array) -> jax.Array:
-        return x[:1, :1]
-
-    @ps.graph
-    async def search(x: Any) -> float:
-        return total(first(x))
-
+    search = ps.device_node(device="cpu:1", name="first")(lambda x: x[:1, :1]) >> total
     x = np.ones((6144, 4096), np.float32)  # copying this takes far longer than a busy machine keeps the device waiting
     await engine.run(search(x))  # compiles
     verdict = (await profile_of(search(x) for _ in range(8))).verdict
@@ -181,15 +156,8 @@ async def add_by_actor(number: int) -> Any:
     return await devices.actor("cpu").run(added, np.zeros(4, np.float32), number)
 
 
-@ps.device_node(device="cpu")
-def add_on_device(number: Any) -> jax.Array:
-    return jnp.asarray(number) + 1
-
-
 by_actor = ps.graph(add_by_actor)
-
-
-on_device = ps.graph(add_on_device)
+on_device = ps.graph(ps.device_node(device="cpu", name="add_on_device")(lambda number: jnp.asarray(number) + 1))
 
 
 async def use_the_device(graph: Any) -> None:

@@ -121,6 +121,13 @@ class Device:
             seen.append(self.events.get(timeout=TIMEOUT_SECONDS))
         return seen
 
+    def depth(self) -> int:
+        """Submit many jobs; return how many of them are in flight when the thread waits for the first one."""
+        first = self.submit(2 * MAX_DEPTH)[0].number
+        before = [number for what, number in self.until("waited for", first) if what == "dispatched"]
+        assert before == [*range(first, first + len(before))]
+        return len(before)
+
     def run_short_ones(self) -> None:
         """Run many short jobs, so that the thread learns that computations are short."""
         for job in self.submit(100):
@@ -149,18 +156,12 @@ def device() -> Iterator[Device]:
 
 
 def test_of_long_computations_few_are_in_flight(device: Device) -> None:
-    device.submit(3 * MIN_DEPTH)
-    # The queue is not empty, so the thread waits for a job only when as many as allowed are in flight.
-    before = device.until("waited for", 1)
-    assert [number for what, number in before if what == "dispatched"] == [*range(1, MIN_DEPTH + 1)]
+    assert device.depth() == MIN_DEPTH
 
 
 def test_of_short_computations_so_many_are_in_flight_that_the_device_need_not_wait(device: Device) -> None:
     device.run_short_ones()
-    jobs = device.submit(2 * MAX_DEPTH)
-    first = jobs[0].number
-    before = device.until("waited for", first)
-    assert [number for what, number in before if what == "dispatched"] == [*range(first, first + MAX_DEPTH)]
+    assert device.depth() == MAX_DEPTH
 
 
 def test_a_shorter_switch_interval_leaves_as_many_in_flight() -> None:
@@ -171,9 +172,7 @@ def test_a_shorter_switch_interval_leaves_as_many_in_flight() -> None:
             device.now_seconds += LEAD_SECONDS / 10.5
             job.finish.set()
             device.until("ready", job.number)
-        first = device.submit(2 * MAX_DEPTH)[0].number
-        before = device.until("waited for", first)
-    assert len([number for what, number in before if what == "dispatched"]) == 10
+        assert device.depth() == 10
 
 
 def test_the_second_thread_waits_for_long_computations_and_the_first_for_short_ones(device: Device) -> None:
@@ -213,14 +212,7 @@ def test_a_job_that_comes_late_is_enqueued_while_the_present_one_is_computed(dev
         device.run_short_ones()  # the same must hold where the first thread itself would wait for one of several jobs
 
 
-def test_what_runs_inline_ends_before_the_next_is_begun(device: Device) -> None:
-    jobs = [device.job(inline=True) for _ in range(3)]
-    for job in jobs:
-        device.thread.submit(job)
-    assert device.until("ready", 3) == [(what, number) for number in (1, 2, 3) for what in ("dispatched", "ready")]
-
-
-def test_what_runs_inline_is_not_handed_to_the_second_thread_after_it_has_been_needed(device: Device) -> None:
+def test_what_runs_inline_ends_before_the_next_is_begun_and_needs_no_second_thread(device: Device) -> None:
     (first,) = device.submit()
     device.until("waited for", first.number)
     first.finish.set()
@@ -232,7 +224,7 @@ def test_what_runs_inline_is_not_handed_to_the_second_thread_after_it_has_been_n
         job = device.job(inline=True)
         job.on_ready = lambda: threads.append(threading.current_thread().name)
         device.thread.submit(job)
-        device.until("ready", job.number)
+    assert device.until("ready", 4) == [(what, number) for number in (2, 3, 4) for what in ("dispatched", "ready")]
     assert threads == ["penstock-device-test"] * 3
 
 
@@ -250,10 +242,7 @@ def test_a_thread_that_always_comes_late_learns_that_more_may_be_in_flight(devic
         device.now_seconds += LEAD_SECONDS
         jobs[-1].enqueue.set()
         device.until("ready", jobs[-1].number)
-    jobs = device.submit(2 * MAX_DEPTH)
-    first = jobs[0].number
-    before = device.until("waited for", first)
-    assert [number for what, number in before if what == "dispatched"] == [*range(first, first + MAX_DEPTH)]
+    assert device.depth() == MAX_DEPTH
 
 
 def test_a_result_whose_memory_was_donated_meanwhile_is_no_failure(device: Device) -> None:

@@ -10,18 +10,9 @@ import numpy as np
 import penstock as ps
 from penstock import engine, telemetry
 
-
-@ps.device_node(device="cpu", batch=ps.Batch(4, max_wait_seconds=1))
-def profiled_in_a_batch(x: jax.Array) -> jax.Array:
-    return x * 2
-
-
-@ps.device_node(device="cpu")
-def profiled_alone(x: jax.Array) -> jax.Array:
-    return x + 1
-
-
-both = profiled_in_a_batch >> profiled_alone
+NAMES = ("profiled_in_a_batch", "profiled_alone")
+in_a_batch = ps.device_node(device="cpu", batch=ps.Batch(4, max_wait_seconds=1), name=NAMES[0])(lambda x: x * 2)
+both = in_a_batch >> ps.device_node(device="cpu", name=NAMES[1])(lambda x: x + 1)
 
 
 def annotations(folder: Path) -> dict[str, list[dict[str, str]]]:
@@ -31,9 +22,7 @@ def annotations(folder: Path) -> dict[str, list[dict[str, str]]]:
         events = json.load(file)["traceEvents"]
     found: dict[str, list[dict[str, str]]] = {}
     for event in events:
-        if "profiled_" in event.get("name", "") and event["name"].split(" ")[-1] in (
-            "profiled_in_a_batch", "profiled_alone"
-        ):  # fmt: skip
+        if event.get("name", "").split(" ")[-1] in NAMES:
             found.setdefault(event["name"], []).append(event.get("args", {}))
     return found
 
@@ -59,10 +48,7 @@ async def test_dispatches_are_named_after_nodes_and_items(tmp_path: Path) -> Non
 
 
 async def test_compilations_are_named_after_nodes(tmp_path: Path) -> None:
-    @ps.device_node(device="cpu", name="profiled_alone")
-    def fresh(x: jax.Array) -> jax.Array:
-        return x - 1
-
+    fresh = ps.device_node(device="cpu", name="profiled_alone")(lambda x: x - 1)
     with jax.profiler.trace(str(tmp_path)):
         await engine.run(ps.graph(fresh)(np.ones(3, np.float32)))
     assert len(annotations(tmp_path)["compile profiled_alone"]) == 1

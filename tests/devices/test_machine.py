@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock._machine import CgroupLimits, has_nvidia_gpu, read_cgroup_limits, read_cpu, read_slurm
+from penstock._machine import CgroupLimits, SlurmAllocation, has_nvidia_gpu, read_cgroup_limits, read_cpu, read_slurm
 
 V1 = {
     "proc/self/cgroup": "3:memory:/job\n2:cpu,cpuacct:/job\n1:name=systemd:/job\n",
@@ -101,23 +101,15 @@ def test_a_system_without_these_files_is_no_error(tmp_path: Path, monkeypatch: p
 
 def test_slurm() -> None:
     assert read_slurm({}) is None
-    job = read_slurm(
-        {
-            "SLURM_JOB_ID": "17",
-            "SLURM_JOB_NODELIST": "node[1-2]",
-            "SLURM_JOB_NUM_NODES": "2",
-            "SLURM_NTASKS": "8",
-            "SLURM_PROCID": "3",
-            "SLURM_CPUS_PER_TASK": "4",
-            "SLURM_GPUS_ON_NODE": "two",
-            "SLURM_MEM_PER_NODE": "2048",
-        }
-    )
-    assert job is not None
-    assert (job.job_id, job.node_list, job.nodes, job.tasks, job.task, job.cpus_per_task) == (
-        "17", "node[1-2]", 2, 8, 3, 4,
+    variables = {
+        "JOB_ID": "17", "JOB_NODELIST": "node[1-2]", "JOB_NUM_NODES": "2", "NTASKS": "8", "PROCID": "3",
+        "CPUS_PER_TASK": "4", "GPUS_ON_NODE": "two", "MEM_PER_NODE": "2048",
+    }  # fmt: skip
+    job = read_slurm({f"SLURM_{name}": value for name, value in variables.items()})
+    assert job == SlurmAllocation(
+        job_id="17", node_list="node[1-2]", nodes=2, tasks=8, task=3, cpus_per_task=4, gpus_on_node=None,
+        memory_bytes_per_node=2 << 30,
     )  # fmt: skip
-    assert (job.gpus_on_node, job.memory_bytes_per_node) == (None, 2 << 30)
 
 
 def test_a_gpu_has_a_file_with_a_number(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 from opentelemetry.sdk.metrics.export import Histogram, Sum
 
@@ -22,6 +20,7 @@ from tests.docs.snippets import ROOT
 from tests.telemetry.collected import Collected, collecting
 
 from .gates import Gate
+from .kit import doubling, row
 
 
 @pytest.fixture
@@ -31,39 +30,25 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collected]:
         yield found
 
 
-def rows(length: int) -> Any:
-    return np.ones(length, np.float32)
-
-
 async def test_batches_of_a_node_that_is_gone_still_count(collected: Collected) -> None:
-    async def run() -> None:
-        @ps.device_node(device="cpu:0", batch=ps.Batch(4, max_wait_seconds=0))
-        def brief(x: jax.Array) -> jax.Array:
-            return x + 1
-
-        async with engine.Engine() as own:
-            await own.run(ps.graph(brief)(rows(2)))
-
-    await run()
+    async with engine.Engine() as own:
+        await own.run(doubling(batch=ps.Batch(4, max_wait_seconds=0))(row(1)))
     gc.collect()
-    assert collected.total(names.METRIC_BATCH_RUNS, node="brief") == 1
-    assert collected.total(names.METRIC_BATCH_ITEMS, node="brief") == 1
+    assert collected.total(names.METRIC_BATCH_RUNS, node="doubled") == 1
+    assert collected.total(names.METRIC_BATCH_ITEMS, node="doubled") == 1
 
 
 async def test_batches_tell_their_size_and_their_padding(collected: Collected) -> None:
     gate = Gate()
 
-    @ps.device_node(device="cpu:0", batch=ps.Batch(4, max_wait_seconds=0))
-    def batched(x: jax.Array) -> jax.Array:
-        return gate.pass_through(x) + 1
-
+    batched = ps.device_node(device="cpu:0", batch=ps.Batch(4, max_wait_seconds=0), name="batched")(gate.pass_through)
     async with engine.Engine() as own, own.deploy(ps.graph(batched)) as service:
         gate.open()
-        await service(rows(2))
+        await service(row(1))
         gate.close()
-        first = asyncio.create_task(service(rows(2)))
+        first = asyncio.create_task(service(row(1)))
         await gate.entered(2)
-        others = [asyncio.create_task(service(rows(2))) for _ in range(3)]
+        others = [asyncio.create_task(service(row(1))) for _ in range(3)]
         gate.open()
         await asyncio.gather(first, *others)
         real = collected.total(names.METRIC_BATCH_ELEMENTS, node="batched", padding=False)
@@ -77,19 +62,14 @@ async def test_batches_tell_their_size_and_their_padding(collected: Collected) -
 
 
 async def test_compilations_hits_and_busy_time_stay_when_the_device_is_given_back(collected: Collected) -> None:
-    @ps.device_node(device="cpu:0")
-    def single(x: jax.Array) -> jax.Array:
-        return x * 3
-
-    singles = ps.graph(single)
-
+    single = ps.device_node(device="cpu:0", name="single")(lambda x: x * 3)
     # Hits that the same test counted on another event loop.
     hits_before = collected.total(names.METRIC_COMPILE_CACHE_HITS, node="single")
     busy: list[float] = []
     for _ in range(2):
         async with engine.Engine() as own:
             for _ in range(3):
-                await own.run(singles(rows(2)))
+                await own.run(ps.graph(single)(row(1)))
             busy.append(collected.total(names.METRIC_DEVICE_BUSY_TIME, device="cpu:0"))
         busy.append(collected.total(names.METRIC_DEVICE_BUSY_TIME, device="cpu:0"))
     assert 0 < busy[0] <= busy[1] < busy[2] <= busy[3]
@@ -112,7 +92,7 @@ async def test_a_thread_of_a_device_that_dies_counts(collected: Collected, monke
     async with engine.Engine() as own:
         monkeypatch.setattr(dispatch, "are_ready", are_ready)
         with pytest.raises(ps.ActorRestarted):
-            await own.run(increments(rows(2)))
+            await own.run(doubling(batch=ps.Batch(4, max_wait_seconds=0))(row(1)))
     assert collected.total(names.METRIC_DEVICE_RESTARTS, device="cpu:0") == 1
 
 
@@ -120,7 +100,7 @@ def test_programs_that_were_dropped_keep_their_hits(collected: Collected) -> Non
     first, second = program(lambda x: x + 1, name="dropped"), program(lambda x: x - 1, name="dropped")
     with leased(CompileCache(capacity=1)) as cache:
         for node in (first, first, first, second):
-            called(cache, node, rows(1))
+            called(cache, node, row(1))
         assert collected.total(names.METRIC_COMPILE_CACHE_EVICTIONS, node="dropped") == 1
         hits = first.log.statistics().hits + second.log.statistics().hits
         assert collected.total(names.METRIC_COMPILE_CACHE_HITS, node="dropped") == hits >= 2
@@ -156,14 +136,6 @@ keeps = Keeps()
 whole = page >> weigh >> keeps
 
 
-@ps.device_node(device="cpu:0", batch=ps.Batch(4, max_wait_seconds=0))
-def incremented(x: jax.Array) -> jax.Array:
-    return x + 1
-
-
-increments = ps.graph(incremented)
-
-
 def listed() -> dict[str, tuple[str, str, set[str]]]:
     """Returns kind, unit and attributes of each metric on the page, except the metrics of consumers."""
     page = (ROOT / "docs/how-to/metrics.md").read_text()
@@ -190,15 +162,10 @@ def emitted(collected: Collected) -> dict[str, tuple[str, str, set[str]]]:
 
 
 async def test_the_page_lists_exactly_what_is_emitted(collected: Collected) -> None:
-    @ps.device_node(device="cpu:0", batch=ps.Batch(4, max_wait_seconds=0))
-    def fresh(x: jax.Array) -> jax.Array:  # a new node, because a node is counted where it was first used
-        return x + 1
-
-    batched = ps.graph(fresh)
-
+    batched = doubling(batch=ps.Batch(4, max_wait_seconds=0))
     with leased(CompileCache(capacity=1)) as cache:
         for _ in range(2):
-            called(cache, program(lambda x: x + 1), rows(1))
+            called(cache, program(lambda x: x + 1), row(1))
     async with engine.Engine() as own:
         for x in (0, 3):
             with contextlib.suppress(ValueError):
@@ -207,6 +174,6 @@ async def test_the_page_lists_exactly_what_is_emitted(collected: Collected) -> N
                 async with own.stream([whole(x)]) as results:
                     assert [result async for result in results] == [3]
         async with own.deploy(whole, batched) as service, service.stream([whole(1)]) as results:
-            await service.run(batched(rows(2)))
+            await service.run(batched(row(1)))
             assert await anext(results) == 1
             assert emitted(collected) == listed()

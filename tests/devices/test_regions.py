@@ -1,8 +1,7 @@
 """Adjacent device nodes become one program if no other step reads the values between them; all other steps stay."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import jax
@@ -10,8 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import structlog
-from hypothesis import given
-from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import devices, engine
@@ -443,41 +440,3 @@ def test_regions_are_cut_where_compiling_would_take_long(count: int) -> None:
 
     rest = ["increment ×5"] if count % 50 else []
     assert sorted(names(long)) == rest + ["increment ×50"] * (count // 50)
-
-
-def random_graph(seed: int, size: int) -> Any:
-    choose = random.Random(seed)
-    nodes: list[Callable[..., Any]] = [add, add, add, on_host, ELSEWHERE]
-    lines = [(choose.choice(nodes), choose.randrange(99), choose.randrange(99)) for _ in range(size)]
-    ends = [choose.randrange(99) for _ in range(choose.randint(1, 3))]
-
-    @ps.graph
-    async def dag(x: Any, y: Any) -> Any:
-        values = [x, y]
-        for node, first, second in lines:
-            recent = values[-6:]
-            a, b = recent[first % len(recent)], recent[second % len(recent)]
-            values.append(add(a, b) if node is add else node(a))
-        return [values[end % len(values)] for end in ends] + [double(values[-1])]
-
-    return dag
-
-
-ELSEWHERE: Any = ps.device_node(name="elsewhere", device="cpu:1")(lambda x: x)
-
-
-@given(seed=st.integers(0, 10**6), size=st.integers(1, 60))
-def test_regions_of_random_graphs_make_no_cycle_and_count_what_changed(seed: int, size: int) -> None:
-    plan = engine.plan(random_graph(seed, size))
-    known = set(plan.trace.parameter_sources)
-    for step in plan.steps:  # the order of steps defines each value before it is read, so there is no cycle
-        assert {read.source for read in step.head.reads()} <= known
-        known.add(step.source)
-    result: Any = plan.result
-    assert {read.source for read in result.children} <= known
-    report = next(report for report in plan.reports if report.name == "regions")
-    fused = next(report for report in plan.reports if report.name == "inline chains")
-    assert report.before == fused.after
-    assert report.after == len(plan.steps)
-    saved = sum(int(change.rpartition(": ")[2].split()[0]) for change in report.changes)
-    assert saved == report.before - report.after

@@ -1,4 +1,4 @@
-"""Saved calls whose state is on devices: donated arrays, a mesh, a fold, and batches before state."""
+"""Saved calls whose state is on devices: donated arrays, a mesh, and batches before state."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -76,45 +76,11 @@ async def test_donated_weights_on_a_mesh_come_back_where_they_were(tmp_path: Pat
     assert {**first, **second} == whole
 
 
-async def test_a_fold_on_a_device_goes_on(tmp_path: Path) -> None:
-    fails = [True]
-
-    @ps.node
-    def checked(record: data.Record[Any]) -> Any:
-        if fails[0] and record.position == 40:
-            raise ValueError("crashed")
-        return record.value
-
-    @ps.device_node(device="cpu")
-    def added(state: jax.Array, value: jax.Array) -> jax.Array:
-        return state * 0.9 + value
-
-    @ps.graph
-    async def total(given: AsyncIterator[data.Record[None]]) -> jax.Array:
-        return await ps.fold(added, ps.map_each(checked, given >> data.read(SOURCE)), jnp.zeros(3))  # type: ignore[return-value]
-
-    expected = np.asarray(await engine.run(total(data.order(SOURCE[:40]))))
-    assert expected.any()
-    with pytest.raises(ValueError, match="crashed"):
-        await engine.run(total(data.order(SOURCE)), checkpoint=ps.Checkpoint(tmp_path, every_records=5))
-    fails[0] = False
-    got = await engine.run(total(data.order(SOURCE)), checkpoint=ps.Checkpoint(tmp_path, every_records=5))
-    whole = await engine.run(total(data.order(SOURCE)))
-    assert np.asarray(got).tobytes() == np.asarray(whole).tobytes()
-
-
 async def test_batches_of_a_device_before_state_are_up_to_rounding(tmp_path: Path) -> None:
-    @ps.device_node(device="cpu", batch=ps.Batch(4))
-    def doubled(value: jax.Array) -> jax.Array:
-        return value * 2
+    def doubled(**options: Any) -> Any:
+        return ps.device_node(device="cpu", batch=ps.Batch(4), name="doubled", **options)(lambda value: value * 2)
 
-    @ps.device_node(device="cpu", batch=ps.Batch(4), stateless=True)
-    def doubled_about(value: jax.Array) -> jax.Array:
-        return value * 2
-
-    @ps.node
-    def value_of(record: data.Record[Any]) -> Any:
-        return record.value
+    value_of = ps.node(lambda record: record.value)
 
     @ps.node
     class Summed:
@@ -141,10 +107,11 @@ async def test_batches_of_a_device_before_state_are_up_to_rounding(tmp_path: Pat
         return batches(records())
 
     with pytest.raises(ps.PlanError, match=r"'doubled' .* rounding"):
-        engine.stream(graph(doubled), checkpoint=ps.Checkpoint(tmp_path))
-    whole = await taken(graph(doubled_about), None, None)
-    first = await taken(graph(doubled_about), tmp_path, 50)
-    second = await taken(graph(doubled_about), tmp_path, None)
+        engine.stream(graph(doubled()), checkpoint=ps.Checkpoint(tmp_path))
+    about = doubled(stateless=True)
+    whole = await taken(graph(about), None, None)
+    first = await taken(graph(about), tmp_path, 50)
+    second = await taken(graph(about), tmp_path, None)
     assert min(second) > 1
     got = {**first, **second}
     assert list(got) == list(whole)

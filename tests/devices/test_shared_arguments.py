@@ -39,12 +39,19 @@ async def in_bodies(node: Any, *tables: Any) -> list[Any]:
 
     @ps.graph
     async def look_up(table: Any, ids: list[Any]) -> list[Any]:
-        async def body(index: Any) -> Any:
-            return node(table, index)
-
-        return await ps.map_each(body, ids)
+        return await ps.map_each(lambda index: node(table, index), ids)
 
     return await asyncio.gather(*[engine.run(look_up(table, IDS)) for table in tables])
+
+
+def constant_graph(node: Any, table: Any) -> Any:
+    """Returns a graph whose constant is the table."""
+
+    @ps.graph
+    async def look_up(index: Any) -> Any:
+        return node(table, index)
+
+    return look_up
 
 
 def expected(table: Any) -> list[Any]:
@@ -58,11 +65,7 @@ def as_lists(rows: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("table", [TABLE, jnp.asarray(TABLE)], ids=["numpy", "jax"])
 async def test_a_constant_of_the_graph_is_passed_once(table: Any) -> None:
     node = node_of(len(IDS))
-
-    @ps.graph
-    async def look_up(index: Any) -> Any:
-        return node(table, index)
-
+    look_up = constant_graph(node, table)
     assert as_lists(await asyncio.gather(*[engine.run(look_up(index)) for index in IDS])) == expected(TABLE)
     # The stacked elements are ids and scales.
     assert (node.batch_statistics().batches, stacked_elements(node)) == (1, 2 * len(IDS))
@@ -97,15 +100,7 @@ def logs_of(node: Any) -> list[Any]:
 
 async def test_calls_from_graphs_with_other_constants_run_in_other_batches() -> None:
     node = node_of(len(IDS))
-
-    def graph_of(table: Any) -> Any:
-        @ps.graph
-        async def look_up(index: Any) -> Any:
-            return node(table, index)
-
-        return look_up
-
-    one, two = graph_of(TABLE), graph_of(TABLE * 10)
+    one, two = constant_graph(node, TABLE), constant_graph(node, TABLE * 10)
     found = await asyncio.gather(*[engine.run(graph(index)) for index in IDS for graph in (one, two)])
     assert as_lists(found[::2]) == expected(TABLE)
     assert as_lists(found[1::2]) == expected(TABLE * 10)
@@ -115,15 +110,11 @@ async def test_calls_from_graphs_with_other_constants_run_in_other_batches() -> 
 async def test_calls_with_other_numbers_share_a_batch() -> None:
     node = node_of(2)
 
-    def graph_of(scale: Any) -> Any:
-        @ps.graph
-        async def look_up(table: Any, index: Any) -> Any:
-            return node(table, index, scale)
+    @ps.graph
+    async def look_up(table: Any, index: Any, scale: Any) -> Any:
+        return node(table, index, scale)
 
-        return look_up
-
-    one, two = graph_of(2), graph_of(3)
-    found = await asyncio.gather(*[engine.run(graph(TABLE, IDS[0])) for graph in (one, two)])
+    found = await asyncio.gather(*[engine.run(look_up(TABLE, IDS[0], scale)) for scale in (2, 3)])
     assert as_lists(found) == [(TABLE[2] * 2).tolist(), (TABLE[2] * 3).tolist()]
     assert node.batch_statistics().batches == 1
 
@@ -145,16 +136,13 @@ async def test_items_with_other_objects_run_in_other_batches_only_if_the_node_sa
 
 
 async def test_a_pytree_that_is_made_anew_for_each_call_is_told_by_its_arrays() -> None:
-    @ps.device_node(device="cpu", batch=ps.Batch(len(IDS), max_wait_seconds=60), shared=("tables",))
-    def summed(tables: Any, index: Any) -> Any:
-        return tables[0][index] + tables[1]["more"][index]
+    summed = ps.device_node(device="cpu", batch=ps.Batch(len(IDS), max_wait_seconds=60), shared=("tables",))(
+        lambda tables, index: tables[0][index] + tables[1]["more"][index]
+    )
 
     @ps.graph
     async def look_up(table: Any, ids: list[Any]) -> list[Any]:
-        async def body(index: Any) -> Any:
-            return summed([table, {"more": table}], index)
-
-        return await ps.map_each(body, ids)
+        return await ps.map_each(lambda index: summed([table, {"more": table}], index), ids)
 
     assert as_lists(await engine.run(look_up(TABLE, IDS))) == expected(TABLE * 2)
     assert (summed.batch_statistics().batches, stacked_elements(summed)) == (1, len(IDS))
@@ -177,10 +165,9 @@ class Scaled:
 
 
 async def test_a_pytree_that_makes_its_arrays_when_it_is_flattened_shares_no_batch_with_another() -> None:
-    @ps.device_node(device="cpu", batch=ps.Batch(16, max_wait_seconds=0.01), shared=("scaled",))
-    def picked(scaled: Any, index: Any) -> Any:
-        return scaled.factor[index]
-
+    picked = ps.device_node(device="cpu", batch=ps.Batch(16, max_wait_seconds=0.01), shared=("scaled",))(
+        lambda scaled, index: scaled.factor[index]
+    )
     factors = [1, 2, 3, 4] * 4
     async with engine.deploy(ps.graph(picked)) as service:
         found = await asyncio.gather(*[service(Scaled(factor), IDS[0]) for factor in factors])
@@ -189,11 +176,7 @@ async def test_a_pytree_that_makes_its_arrays_when_it_is_flattened_shares_no_bat
 
 async def test_a_table_that_is_changed_in_place_is_read_anew() -> None:
     node, table = node_of(shared=("table",)), TABLE.copy()
-
-    @ps.graph
-    async def look_up(index: Any) -> Any:
-        return node(table, index)
-
+    look_up = constant_graph(node, table)
     for number in range(3):
         table += number
         [found] = await in_bodies(node, table)
@@ -209,29 +192,18 @@ async def test_shared_arguments_are_compiled_before_the_first_call() -> None:
         await service(TABLE, IDS[0])
     assert (warm.programs, node.compile_statistics().programs) == (2, 2)
     constant = node_of(sample_input=(TABLE, IDS[0]))
-
-    @ps.graph
-    async def of_table(index: Any) -> Any:
-        return constant(TABLE, index)
-
-    async with engine.deploy(of_table, warmup=True) as service:
+    async with engine.deploy(constant_graph(constant, TABLE), warmup=True) as service:
         await service(IDS[0])
     assert constant.compile_statistics().programs == 2
 
 
 async def test_a_shared_argument_of_one_member_is_shared_in_a_region() -> None:
-    @ps.device_node(device="cpu", batch=ps.Batch(8))
-    def halved(x: Any) -> Any:
-        return x / 2
-
+    halved = ps.device_node(device="cpu", batch=ps.Batch(8))(lambda x: x / 2)
     first = ps.device_node(device="cpu", batch=ps.Batch(8), shared=("table",))(looked_up)
 
     @ps.graph
     async def look_up(table: Any, ids: list[Any]) -> list[Any]:
-        async def body(index: Any) -> Any:
-            return halved(first(table, index))
-
-        return await ps.map_each(body, ids)
+        return await ps.map_each(lambda index: halved(first(table, index)), ids)
 
     assert as_lists(await engine.run(look_up(TABLE, IDS))) == expected(TABLE / 2)
     assert [one.statistics().real_elements for one in logs_of(halved)] == [len(IDS)]
@@ -241,16 +213,11 @@ async def test_the_spec_of_a_shared_argument_has_no_axis_for_the_batch() -> None
     mesh = ps.devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
     specs = {"w": P(None, "model"), "x": P("data")}
 
-    @ps.device_node(device=mesh, batch=ps.Batch(8), shared=("w",), in_specs=specs)
-    def product(w: Any, x: Any) -> Any:
-        return x @ w
+    product = ps.device_node(device=mesh, batch=ps.Batch(8), shared=("w",), in_specs=specs)(lambda w, x: x @ w)
 
     @ps.graph
     async def products(w: Any, rows: list[Any]) -> list[Any]:
-        async def body(x: Any) -> Any:
-            return product(w, x)
-
-        return await ps.map_each(body, rows)
+        return await ps.map_each(lambda x: product(w, x), rows)
 
     weights = np.arange(6, dtype=np.float32).reshape(3, 2)
     assert as_lists(await engine.run(products(weights, list(TABLE)))) == (TABLE @ weights).tolist()

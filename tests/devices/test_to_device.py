@@ -50,11 +50,6 @@ async def test_arrays_arrive_split_over_the_mesh_and_texts_stay() -> None:
     assert alone[1]["x"].sharding == placed[1]["x"].sharding
 
 
-async def test_a_batch_that_cannot_be_split_says_so() -> None:
-    with pytest.raises(ValueError, match=r"the batch\['x'\] has 6 elements along axis 0.*no multiple of 4"):
-        await collected(split(2, 6))
-
-
 async def test_a_placer_places_values_and_streams_without_a_feed() -> None:
     placer = devices.Placer("cpu:3")
     placed = await asyncio.to_thread(placer, {"x": np.ones(2, np.float32), "name": "one"})
@@ -121,23 +116,19 @@ async def test_no_more_batches_are_placed_than_ahead() -> None:
         assert before <= 1 + 3 + 16 + 5
 
 
-def total(x: Any) -> Any:
-    return x.sum(), x * 2
-
-
 async def test_an_actor_keeps_arrays_of_its_mesh_as_they_lie() -> None:
     resolved = MESH.resolve()
     x = jax.device_put(np.arange(16.0, dtype=np.float32).reshape(8, 2), jax.NamedSharding(resolved, jax.P("data")))
-    replicated = np.ones((8, 2), np.float32)
+    doubled = devices.actor(MESH).bind(lambda x: x * 2)
     for _ in range(2):
-        value, doubled = await devices.actor(MESH).run(total, x)
-        assert float(value) == 120
-        assert not doubled.sharding.is_fully_replicated
-        assert doubled.addressable_shards[0].data.shape == (2, 2)
-        _, copied = await devices.actor(MESH).run(total, replicated)
-        assert copied.sharding.is_fully_replicated
+        found = await doubled(x)
+        assert np.asarray(found).sum() == 240
+        assert found.addressable_shards[0].data.shape == (2, 2)
+        assert (await doubled(np.ones((8, 2), np.float32))).sharding.is_fully_replicated
 
 
-def test_ahead_is_checked() -> None:
+async def test_a_batch_that_cannot_be_split_and_a_wrong_option_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"the batch\['x'\] has 6 elements along axis 0.*no multiple of 4"):
+        await collected(split(2, 6))
     with pytest.raises(ps.OptionsError, match="ahead=0"):
         data.to_device("cpu", ahead=0)

@@ -5,7 +5,6 @@ import threading
 from itertools import pairwise
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -14,6 +13,7 @@ from penstock import engine, telemetry
 from penstock.devices import dispatch
 
 from .compiled import each_call
+from .kit import doubling, row
 
 
 class InFlight:
@@ -47,15 +47,12 @@ async def test_the_next_item_is_transferred_while_the_present_one_computes(
     in_flight = InFlight(monkeypatch)
     finished: list[int] = []
 
-    @ps.device_node(device="cpu", pure=False, batch=batch, prefetch=2)
-    def doubled(x: jax.Array) -> jax.Array:
-        return x * 2
-
+    of = doubling(pure=False, batch=batch, prefetch=2)
     with telemetry.profile() as profile, each_call(then=in_flight.note):
-        async with engine.deploy(ps.graph(doubled)) as service:
+        async with engine.deploy(of) as service:
 
             async def item(number: int) -> None:
-                assert float((await service(np.full(2, number, np.float32)))[0]) == 2 * number
+                assert float((await service(row(number)))[0]) == 2 * number
                 finished.append(number)
 
             items = [asyncio.ensure_future(item(number)) for number in range(1, 9)]
