@@ -246,36 +246,6 @@ async def test_no_item_and_one_item(kind, count: int) -> None:
     assert [outcome.value async for outcome in stream.outcomes()] == list(range(count))
 
 
-async def test_a_reader_that_stops_early_ends_what_is_in_flight() -> None:
-    unwound: list[int] = []
-
-    @ps.node
-    async def wait_unless_zero(x: int) -> int:
-        try:
-            if x:
-                await asyncio.get_running_loop().create_future()
-        finally:
-            await asyncio.sleep(0)
-            unwound.append(x)
-        return x
-
-    graph = ps.graph(wait_unless_zero)
-
-    async with engine.stream((graph(x) for x in range(100)), max_in_flight=4) as stream:
-        async for value in stream:
-            assert value == 0
-            await testing.wait_quiescent()
-            break
-    assert sorted(unwound) == [0, 1, 2, 3, 4]
-
-    unwound.clear()
-    async with engine.deploy(graph) as service:
-        async with service.stream((graph(x) for x in range(1, 100)), max_in_flight=4):
-            await testing.wait_quiescent()
-        assert sorted(unwound) == [1, 2, 3, 4]  # the items unwind before the deployment ends
-        assert await service(0) == 0
-
-
 @both
 async def test_a_stream_that_was_closed_hands_out_nothing(kind) -> None:
     stream = engine.stream(kind(lambda: (echoed(x) for x in range(1, 6))))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock import engine, testing
+from penstock import engine
 from tests.bad_days import process_nodes
 from tests.examples.programs import HEAR_CTRL_C, command
 
@@ -126,65 +126,6 @@ async def test_a_stateful_node_is_left_after_the_thread_that_is_in_it_has_return
         with pytest.raises(TimeoutError):
             await task
         assert log == ["returned", "left"]
-
-
-async def test_a_job_that_no_thread_has_begun_is_withdrawn_when_its_stream_ends() -> None:
-    blocked = Blocked()
-    ran: list[int] = []
-
-    @ps.node(runs_on="thread")
-    def quick(x: int) -> int:
-        ran.append(x)
-        return x
-
-    block = ps.node(runs_on="thread", name="block")(blocked.__call__)
-    quickly = ps.graph(quick)
-
-    async with engine.Engine(max_workers=1) as own:
-        busy = asyncio.create_task(own.run(ps.graph(block)(1)))
-        await blocked.began.wait()
-        async with own.stream([quickly(1)]):
-            await testing.wait_quiescent()
-        assert not blocked.release.is_set()  # the stream has ended, and the only thread is still busy
-        cancelled = asyncio.create_task(own.run(quickly(2)))
-        await testing.wait_quiescent()
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-        blocked.release.set()
-        assert await busy == 1
-        assert await own.run(quickly(3)) == 3
-    assert ran == [3]
-
-
-@ps.node(runs_on="thread", concurrency=2)
-def in_thread(x: int) -> int:
-    return x
-
-
-threaded = ps.graph(in_thread)
-
-
-async def test_a_thread_that_cannot_be_started_is_an_error_of_its_item_and_costs_no_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    async with engine.Engine(max_workers=2) as own:
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", refuse)
-            for _ in range(5):  # more attempts than places
-                with pytest.raises(RuntimeError, match="can't start new thread") as raised:
-                    await own.run(threaded(1))
-                assert raised.value.__notes__ == ["in node 'in_thread' of graph 'in_thread', item 0, attempt 1"]
-            async with own.stream(threaded(x) for x in range(5)) as stream:
-                outcomes = [outcome async for outcome in stream.outcomes()]
-            assert [str(outcome.error) for outcome in outcomes] == ["can't start new thread"] * 5
-            async with own.deploy(threaded) as service:
-                with pytest.raises(RuntimeError, match="can't start new thread"):
-                    await service(1)
-        assert await asyncio.gather(*(own.run(threaded(x)) for x in range(5))) == [0, 1, 2, 3, 4]
 
 
 # Ctrl-C

@@ -154,31 +154,6 @@ async def test_bodies_may_be_anything_that_takes_one_value() -> None:
     ]  # fmt: skip
 
 
-async def test_bodies_take_values_from_outside() -> None:
-    @ps.graph
-    async def graph(x: int, words: list[str]) -> object:
-        offset = await double(x)
-        pair = (offset, words)
-
-        async def outer(item: int) -> object:
-            local = add(item, offset)
-
-            async def inner(value: int) -> object:
-                return collect(value, local, offset, pair[1][0], x)
-
-            return collect(await ps.map_each(inner, [item, local]), local)
-
-        return collect(
-            await ps.map_each(outer, [x, 1]),
-            await ps.cond(x, lambda _: collect(offset), lambda _: collect(words), 0),  # type: ignore[arg-type]
-            await ps.while_loop(
-                lambda value: is_positive(add(value, x)), lambda value: same(add(value, -5, z=x)), offset
-            ),
-        )
-
-    await assert_like_plain(graph, 2, ["a"])
-
-
 async def test_what_bodies_take_and_return_is_unpacked_by_its_annotation() -> None:
     async def swap(pair: tuple[int, int]) -> tuple[int, int]:
         first, second = pair

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import SCHEDULERS, Gauge, Scheduler, numbers, same, virtual
+from tests.kit import SCHEDULERS, Gauge, Scheduler, numbers, virtual
 
 
 class Source:
@@ -481,38 +481,6 @@ async def test_a_generator_that_is_cancelled_by_something_that_it_awaits() -> No
 
     with pytest.raises(ps.NodeCancelledError):
         await read(engine.stream(ps.graph(awaits_cancelled)()))
-
-
-async def _read_some(limit: int) -> list[int]:
-    source = Source()
-
-    @ps.node
-    async def passed(numbers: AsyncIterator[int]) -> AsyncIterator[int]:
-        async for number in numbers:
-            await asyncio.sleep(0)
-            yield number
-
-    @ps.graph
-    async def graph() -> AsyncIterator[int]:
-        return passed(ps.map_each(same, source.node(), concurrency=2))
-
-    try:
-        async with engine.deploy(graph, max_in_flight=1) as service:
-            values = service.stream(graph())
-            got = [await anext(values) for _ in range(limit)]
-            await values.aclose()
-            async with engine.stream(graph()) as others:
-                got.append(await anext(others))
-            return got
-    finally:
-        assert source.closed == source.opened
-
-
-def test_cancelled_at_every_step() -> None:
-    for outcome in testing.cancel_at_every_step(lambda: _read_some(3)):
-        assert not outcome.tasks_left, outcome
-        assert not outcome.loop_errors, outcome
-        assert outcome.cancelled == isinstance(outcome.error, asyncio.CancelledError), outcome
 
 
 def test_a_dropped_stream_under_many_interleavings(effort: int) -> None:

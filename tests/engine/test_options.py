@@ -154,33 +154,6 @@ async def test_max_in_flight_and_max_workers_bound_what_runs_at_once(option: str
     assert gate.gauge.peak == limit
 
 
-async def test_the_scheduler_is_the_one_that_is_asked_for() -> None:
-    order: list[str] = []
-    slow = asyncio.Event()
-
-    @ps.node
-    async def first() -> int:
-        await slow.wait()
-        order.append("first")
-        return 1
-
-    @ps.node
-    async def second() -> int:
-        order.append("second")
-        slow.set()
-        return 2
-
-    @ps.graph
-    async def both() -> list[int]:
-        return [await first(), await second()]
-
-    assert await engine.run(both(), scheduler="parallel") == [1, 2]
-    assert order == ["second", "first"]
-    order.clear()
-    assert await engine.run(both(), scheduler="sequential") == [1, 2]
-    assert order == ["first", "second"]
-
-
 class Counting:
     """A graph with two equal calls of a pure node; it counts its traces and the calls of the node."""
 

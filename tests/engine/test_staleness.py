@@ -6,13 +6,14 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
 from tests.engine.tracing import add, collect, define
+from tests.kit import model
 
 
 @ps.node
@@ -37,20 +38,6 @@ class Client:
     @ps.node
     async def get(self, url: str) -> str:
         return f"client {url}"
-
-
-@ps.node
-class Index:
-    opened: list[str] = []  # noqa: RUF012 - shared by all instances
-
-    async def __aenter__(self) -> Self:
-        self.opened.append("opened")
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None: ...
-
-    async def __call__(self, url: str) -> str:
-        return f"index {url}"
 
 
 @ps.graph
@@ -230,18 +217,16 @@ async def test_thread_and_process_nodes_are_replaced_by_closures(node: ps.Node[[
 
 
 async def test_a_stateful_node_is_neither_made_nor_entered() -> None:
-    Index.opened.clear()
-    index = Index()
-
+    log: list[str] = []
+    index = model(log)
     graph = ps.graph(index)
-
     with testing.replace(index, fake):
         assert await engine.run(graph("a")) == await graph("a") == "fake a"
         async with engine.deploy(graph) as service:
             assert await service("b") == "fake b"
-        assert Index.opened == []
-    assert await engine.run(graph("a")) == await graph("a") == "index a"
-    assert Index.opened == ["opened"]
+        assert log == []
+    assert await engine.run(graph("a")) == await graph("a") == "a"
+    assert log == ["entered", "left"]
 
 
 async def test_a_method_is_replaced_for_all_instances() -> None:
@@ -262,7 +247,7 @@ async def test_a_method_is_replaced_for_all_instances() -> None:
     assert await engine.run(graph("a")) == ("client a", "client a")
 
 
-@pytest.mark.parametrize("wrong", [fake, Index, 3, search])
+@pytest.mark.parametrize("wrong", [fake, ps.RateLimit, 3, search])
 def test_only_nodes_are_replaced(wrong: Any) -> None:
     with pytest.raises(TypeError, match="takes a node"):
         testing.replace(wrong, fake)

@@ -483,6 +483,20 @@ def with_faults() -> None:
         pass
 
 
+@ps.device_node
+def normalised(x: devices.Array) -> jax.Array:
+    raise NotImplementedError
+
+
+@ps.graph
+async def unit(x: devices.Array) -> jax.Array:
+    return normalised(x)
+
+
+def arrays_of_both_kinds(of_jax: jax.Array) -> None:
+    assert_type([unit(of_jax), unit(np.ones(3))], list[ps.Call[jax.Array]])
+
+
 def train_step(state: dict[str, float], batch: list[int]) -> tuple[dict[str, float], float]:
     return state, float(len(batch))
 

@@ -17,8 +17,9 @@ ROOT = Path(__file__).parents[2]
 
 
 # The page passes NumPy arrays to JAX functions, which `devices.Array` allows.
+@pytest.mark.long  # `correct.py` does the same once
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("checker", [pytest.param("mypy", marks=pytest.mark.long), "pyright"])
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_the_page_on_device_nodes_type_checks(checker: str, tmp_path: Path) -> None:
     page = (ROOT / "docs/how-to/device-nodes.md").read_text()
     program = tmp_path / "page.py"

@@ -38,18 +38,13 @@ from tests.typing.correct import (
 
 async def arguments(hit: Hit) -> None:
     await fetch(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await fetch()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    await fetch("a", "b")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     tokenize(b"", limits=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    tokenize(b"", limit="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     search(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await engine.run(search("a"), "b")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    search("a", popularities=3.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await index("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     counter(hit, hit)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     Index(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await client.get(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    client.parse(b"", b"")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     Client.parse(b"")  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
     await fetch.with_policy(name="x")(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
@@ -137,9 +132,7 @@ async def no_list(text: str) -> str:
 async def own_loops() -> None:
     await embed(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await triple("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await triple(1, 2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await pairs("a", 1)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
-    await pairs(1, "a", 2)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     ps.RateLimit()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     number: int = await limited("a")  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]
     print(number)
@@ -205,7 +198,6 @@ def stages(numbers: AsyncIterator[int], records: AsyncIterator[data.Record[int]]
     _ = numbers >> data.batched(2, collate=of_texts)  # type: ignore[arg-type]  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
     _ = records >> data.batched(2, collate=of_texts)  # type: ignore[arg-type]  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
     data.filtered(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    data.filtered(lambda: True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     data.batched(2, collate=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     texts: AsyncIterator[str] = numbers >> data.batched(2, collate=list[int])  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     print(texts)
@@ -225,7 +217,6 @@ def replacing() -> None:
 
 async def opening() -> None:
     await resources.http(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await resources.http("a", 3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     text: str = await resources.http("a")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     print(text)
 
@@ -280,7 +271,6 @@ async def wrong_events(hit: Hit) -> None:
 
 async def chosen(hit: Hit) -> None:
     await ps.call(fetch, 3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
-    await ps.call(fetch)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     await ps.call(tokenize, b"", limits=3)  # type: ignore[arg-type, call-arg]  # pyright: ignore[reportCallIssue]
     await ps.call(search, hit)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
     await ps.call("fetch")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
