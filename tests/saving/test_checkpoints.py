@@ -192,17 +192,6 @@ async def test_a_snapshot_now_of_another_task_waits_for_the_reader(tmp_path: Pat
     assert 1 < rest[0][0] <= position + 1 if rest else position == 40
 
 
-async def test_a_snapshot_now_at_the_end_of_the_source(tmp_path: Path) -> None:
-    whole = await plain(sums(ordered()))
-    checkpoint = ps.Checkpoint(tmp_path, every_records=1000)
-    async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
-        for _ in range(38):
-            await anext(stream)
-        await stream.checkpoint()
-    assert await taken(sums(ordered()), checkpoint) == whole[38:]
-    assert await taken(sums(ordered()), checkpoint) == []
-
-
 @pytest.mark.parametrize("where", ["reader", "node", "value"])
 async def test_a_snapshot_now_that_cannot_be_made_ends_with_the_call(tmp_path: Path, where: str) -> None:
     class Failing(Counted):

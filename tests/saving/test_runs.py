@@ -377,7 +377,7 @@ async def test_a_call_that_is_made_twice_runs_once_and_has_its_result_twice(job:
         assert await job.run() == WORDS
         assert len(job.ran) == 2 * TURNS
     with pytest.raises(ps.OptionsError, match="on_finished"):
-        await job.run(on_finished="never")  # type: ignore[arg-type]
+        await job.run(on_finished="never")
 
 
 async def test_a_stream_of_events_that_is_asked_for_twice_has_the_result_twice(job: Job) -> None:
@@ -407,7 +407,7 @@ async def test_other_arguments_are_no_second_request(job: Job) -> None:
     await job.run("k")
     for option in ("return", "raise"):
         with pytest.raises(ps.OtherArguments, match="a finished call with other arguments: question differs"):
-            await job.run("k", "another", on_finished=option)  # type: ignore[arg-type]
+            await job.run("k", "another", on_finished=option)
     await job.ends("down", 1, fails)
     with pytest.raises(ps.OtherArguments, match="an unfinished call with other arguments: question differs"):
         await job.run("down", "another")

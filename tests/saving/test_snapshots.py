@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -205,9 +204,7 @@ def test_a_snapshot_json_that_says_nothing_is_damage(
 ) -> None:
     folder.save(snapshot(1))
     rewrite(folder.save(snapshot(2)).path, text)
-    found = folder.newest()
-    assert found is not None
-    assert found.record == 1
+    assert newest(folder) == 1
     assert main(["checkpoints", str(folder.path)]) == 1
     assert "snapshot-00000002 is damaged: snapshot.json: " in capsys.readouterr().out
 
@@ -305,25 +302,6 @@ def test_everything_is_synchronised_before_it_gets_its_name(
     assert done[renamed + 1] == ("fsync", folder.path)
 
 
-def test_a_real_disk_that_is_full(tmp_path: Path) -> None:
-    program = f"""
-import errno, resource, signal, sys
-import numpy as np, penstock as ps
-from penstock.saving.snapshots import Snapshot, SnapshotFolder
-folder = SnapshotFolder({str(tmp_path)!r})
-folder.save(Snapshot(1, {{"a": np.arange(10)}}, {{}}, False))
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # no file may be larger
-try:
-    folder.save(Snapshot(2, {{"a": np.arange(100_000)}}, {{}}, False))
-except ps.CheckpointError as error:
-    assert error.errno == errno.EFBIG, error
-    print(folder.newest().record, *sorted(path.name for path in folder.path.iterdir()))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "1 lock snapshot-00000001\n"
-
-
 # Saves a snapshot once for each step of a save, in a forked process that is killed at that step.
 KILLED_AT_EACH_STEP = """
 import itertools, os, signal, sys
@@ -408,24 +386,6 @@ def test_a_forked_process_does_not_hold_the_lock_of_its_parent(tmp_path: Path) -
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         SnapshotFolder(tmp_path).close()
-
-
-def test_a_spawned_process_does_not_hold_it_either(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    begun, end = context.Event(), context.Event()
-    with SnapshotFolder(tmp_path):
-        child = context.Process(target=_waits, args=(begun, end))
-        child.start()
-        begun.wait()
-    SnapshotFolder(tmp_path).close()
-    end.set()
-    child.join()
-    child.close()
-
-
-def _waits(begun: Any, end: Any) -> None:
-    begun.set()
-    end.wait()
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

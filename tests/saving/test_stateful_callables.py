@@ -162,10 +162,7 @@ def and_outside(value: Any, outside: Any) -> Any:
         (lambda one: each(twice, 1, cache=ps.Cache(max_bytes=1000, size=one)), "leave out cache="),
         (behind_a_cache, "leave out cache="),
         (lambda one: each(one.later, 1, hedge=ps.Hedge(after_seconds=1)), "leave out hedge="),
-        (
-            lambda one: lambda stream: ps.map_each(one.counted, stream >> data.filtered(one.keeps)),
-            "several places",
-        ),
+        (lambda one: lambda stream: ps.map_each(one.counted, stream >> data.filtered(one.keeps)), "several places"),
         (twice_as_arguments, "several places"),
         (lambda one: each(as_they_are, 1, batch=ps.Batch(4, max_cost=1e9, cost=one.key)), "batches"),
     ],

@@ -11,6 +11,7 @@ from opentelemetry.trace import SpanKind
 import penstock as ps
 from penstock import engine
 from penstock.telemetry import names
+from tests.kit import same
 from tests.tracing import Tracing, attributes_of
 
 USED = {names.INPUT_TOKENS: 7, names.OUTPUT_TOKENS: 3}
@@ -42,10 +43,7 @@ class BrokenMapping(dict[str, object]):
             ),
             {**USED, names.RESPONSE_MODEL: "m-1"},
         ),
-        (
-            {"usage": {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}},
-            USED,
-        ),
+        ({"usage": {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}}, USED),
         ({"usage": {"input_tokens": 2, "cache_read_input_tokens": None}}, {names.INPUT_TOKENS: 2}),
         ({"usage": {"prompt_tokens": 9}}, {names.INPUT_TOKENS: 9}),
         ({"usage": "much"}, {}),
@@ -96,30 +94,21 @@ async def test_a_model_node_keeps_its_name_and_has_the_names_of_a_model_call(tra
 async def test_model_is_an_option_of_every_kind_of_node(tracing: Tracing) -> None:
     used = {"usage": {"input_tokens": 7, "output_tokens": 3}}
 
-    @ps.node
-    def first(x: int) -> int:
-        return x
-
-    @ps.node(model="plain")
-    def plain(x: int) -> dict[str, Any]:
+    def call(x: object) -> dict[str, Any]:
         return used
 
-    @ps.node(model="threaded", runs_on="thread")
-    def threaded(x: dict[str, Any]) -> dict[str, Any]:
-        return used
-
-    @ps.node(model="batched", batch=ps.Batch(2))
-    async def batched(xs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    async def call_all(xs: list[object]) -> list[dict[str, Any]]:
         return [used for _ in xs]
 
-    @ps.node(model="stateful")
     class Stateful:
-        async def __call__(self, x: dict[str, Any]) -> dict[str, Any]:
+        async def __call__(self, x: object) -> dict[str, Any]:
             return used
 
-    stateful = Stateful()
-
-    ask = first >> plain >> threaded >> batched >> stateful
+    nodes: list[Any] = [
+        ps.node(model="plain", name="plain")(call), ps.node(model="threaded", name="threaded", runs_on="thread")(call),
+        ps.node(model="batched", name="batched", batch=ps.Batch(2))(call_all), ps.node(model="stateful")(Stateful)(),
+    ]  # fmt: skip
+    ask = same >> nodes[0] >> nodes[1] >> nodes[2] >> nodes[3]
     assert await engine.run(ask(1)) == used
     found = {span.name: attributes_of(span) for span in tracing.spans() if names.REQUEST_MODEL in attributes_of(span)}
     assert {name: attributes[names.REQUEST_MODEL] for name, attributes in found.items()} == {

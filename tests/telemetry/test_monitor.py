@@ -151,24 +151,6 @@ async def test_places_are_busy_with_items_that_have_not_left_yet() -> None:
         assert (one.verdict.node, one.verdict.limit) == ("slow", "places")
 
 
-async def test_a_handler_that_blocks_the_loop_is_what_limits() -> None:
-    @ps.node
-    async def hold(number: int) -> int:
-        time.sleep(0.03)  # noqa: ASYNC251 - that is the mistake
-        return number
-
-    async with engine.deploy(ps.graph(hold)) as service:
-        with closing(telemetry.Monitor()) as monitor:
-            await service(1)
-            monitor.snapshot()
-            for number in range(20):
-                await service(number)
-                await asyncio.sleep(0)
-            lately = monitor.snapshot().lately
-    assert lately is not None
-    assert (lately.verdict.node, lately.verdict.limit) == ("hold", "loop")
-
-
 async def test_scopes_in_which_nothing_has_moved_are_not_read_again() -> None:
     async with engine.deploy(halves) as idle, engine.deploy(halves, max_in_flight=3) as used:
         await asyncio.gather(idle(1), used(1))
