@@ -16,7 +16,7 @@ import penstock as ps
 from penstock import data, engine, telemetry
 from penstock.saving import snapshots
 from penstock.testing import cancel_at_every_step
-from tests.saving.exact import exact
+from tests.saving.exact import Keeping, exact
 from tests.saving.random_pipelines import Counting, Lines
 
 SOURCE = np.arange(40)
@@ -1081,25 +1081,19 @@ async def test_a_state_that_changes_in_place_is_copied(tmp_path: Path, monkeypat
     monkeypatch.setattr(snapshots, "before_step", lambda step, path: has_changed.wait(20))
 
     @ps.node
-    class Large:
+    class Large(Keeping):
         def __init__(self) -> None:
-            self.weights = np.zeros(100_000)
+            self.held = np.zeros(100_000)
 
-        def state(self) -> Any:
-            return self.weights
-
-        def restore(self, state: Any) -> None:
-            self.weights = state
-
-        def __call__(self, value: float) -> float:
-            self.weights += 1
-            return float(self.weights[-1])
+        def __call__(self, record: data.Record[None]) -> float:
+            self.held += 1
+            return float(self.held[-1])
 
     large = Large()
 
     @ps.graph
     async def counted(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
-        return ps.map_each(large, records >> number)
+        return ps.map_each(large, records)
 
     checkpoint = ps.Checkpoint(tmp_path, every_records=10)
     async with engine.stream(counted(ordered()), checkpoint=checkpoint) as stream:
@@ -1110,7 +1104,7 @@ async def test_a_state_that_changes_in_place_is_copied(tmp_path: Path, monkeypat
         snapshot = folder.newest()
         assert snapshot is not None
         assert snapshot.record == 10
-        assert set(snapshot.states["map_each#2/Large"]) == {float(snapshot.record)}
+        assert set(snapshot.states["map_each/Large"]) == {float(snapshot.record)}
 
 
 async def test_a_barrier_waits_for_what_runs_before_it(tmp_path: Path) -> None:
@@ -1143,17 +1137,16 @@ async def test_restore_comes_after_the_instance_was_entered(tmp_path: Path) -> N
             happened.append("restored")
             super().restore(state)
 
-        def __call__(self, value: float) -> float:
+        def __call__(self, record: data.Record[None]) -> int:
             if happened[-1] != "called":
                 happened.append("called")
-            self.values.append(value)
-            return math.fsum(self.values)
+            return record.index
 
     entered = Entered()
 
     @ps.graph
-    async def through(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
-        return records >> number >> entered
+    async def through(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]:
+        return ps.map_each(entered, records)
 
     checkpoint = ps.Checkpoint(tmp_path, every_records=5)
     await taken(through(ordered()), checkpoint, 20)

@@ -406,7 +406,7 @@ async def test_a_state_is_not_kept_over_that_of_a_call_that_has_taken_over(store
 
 
 def test_a_call_that_is_cancelled_at_any_step_goes_on_where_it_was(effort: int) -> None:
-    for seed in range(2 * effort):
+    for seed in range(effort):
         store = MemoryStore()
         job, results = Job(store), 0
         for outcome in cancel_at_every_step(job.run, seed=seed, timeout_seconds=None):

@@ -270,7 +270,7 @@ async def test_a_graph_gets_the_arguments_that_it_was_called_with(file: Path) ->
 
 
 async def test_all_keys_that_are_unfinished_and_ask_nothing_go_on(job: Job) -> None:
-    for number in range(20):
+    for number in range(10):
         await job.ends(f"down{number}", number % TURNS, fails)
     await job.run("done")
     await job.ends("asking", 3, asks)
@@ -278,7 +278,7 @@ async def test_all_keys_that_are_unfinished_and_ask_nothing_go_on(job: Job) -> N
     job.ran.clear()
     async with engine.deploy(job.graph, max_in_flight=2, max_queue=0) as service:
         assert await service.resume_all(concurrency=4) == {}
-    assert sorted(job.ran) == sorted(turn for number in range(20) for turn in range(number % TURNS, TURNS))
+    assert sorted(job.ran) == sorted(turn for number in range(10) for turn in range(number % TURNS, TURNS))
     found = states(await job.durable.runs())
     assert found.pop("asking") == "asking"
     assert found.pop("running") == "running"

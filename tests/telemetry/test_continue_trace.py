@@ -49,9 +49,12 @@ async def count(x: int) -> AsyncIterator[int]:
 counting = ps.graph(count)
 
 
-def ids(span: trace.Span) -> tuple[str, str]:
-    context = span.get_span_context()
-    return trace.format_trace_id(context.trace_id), trace.format_span_id(context.span_id)
+ABOVE = int(TRACE, 16), int(SPAN, 16)
+
+
+def ids_of(context: object) -> tuple[int, int]:
+    assert isinstance(context, trace.SpanContext)
+    return context.trace_id, context.span_id
 
 
 async def test_a_run_is_a_child_of_the_caller_in_the_other_process(spans: InMemorySpanExporter) -> None:
@@ -62,7 +65,7 @@ async def test_a_run_is_a_child_of_the_caller_in_the_other_process(spans: InMemo
     assert run.parent is not None
     assert run.context is not None
     assert node.parent is not None
-    assert ids_of(run.parent) == (int(TRACE, 16), int(SPAN, 16))
+    assert ids_of(run.parent) == ABOVE
     assert run.parent.is_remote
     assert run.context.trace_state.get("vendor") == "1"
     assert node.parent.span_id == run.context.span_id
@@ -113,7 +116,7 @@ PAIRS = [("TraceParent", SAMPLED), ("baggage", "tenant=blue"), ("baggage", "plan
 async def test_headers_of_any_form_and_case(headers: Mapping[str, str]) -> None:
     seen.clear()
     with telemetry.continue_trace(headers):
-        assert ids(trace.get_current_span()) == (TRACE, SPAN)
+        assert ids_of(trace.get_current_span().get_span_context()) == ABOVE
         assert dict(baggage.get_all()) == {"tenant": "blue", "plan": "free"}
         await engine.run(looking(1))
     assert seen == ["blue"]  # baggage travels into the node
@@ -127,7 +130,7 @@ def test_headers_without_a_trace_change_nothing(headers: dict[str, str]) -> None
         telemetry.continue_trace({"traceparent": SAMPLED, "baggage": "tenant=blue"}),
         telemetry.continue_trace(headers),
     ):
-        assert ids(trace.get_current_span()) == (TRACE, SPAN)
+        assert ids_of(trace.get_current_span().get_span_context()) == ABOVE
         assert baggage.get_baggage("tenant") == "blue"
 
 
@@ -183,11 +186,6 @@ async def test_an_item_goes_on_from_the_headers_of_its_message(spans: InMemorySp
     assert [[link.context for link in span.links] for span in runs] == [[found["penstock.stream"].context]] * 3
     assert ids_of(runs[0].context)[0] == 1
     assert seen == ["blue", None, None, None]
-
-
-def ids_of(context: object) -> tuple[int, int]:
-    assert isinstance(context, trace.SpanContext)
-    return context.trace_id, context.span_id
 
 
 async def test_a_call_of_its_own_goes_on_from_headers(spans: InMemorySpanExporter) -> None:

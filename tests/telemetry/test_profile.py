@@ -591,21 +591,6 @@ async def test_functions_of_a_chain_have_a_row_each_although_they_share_an_actor
     assert [step.consumers for step in profile.steps] == [("second",), ("third",), ()]
 
 
-def test_percentiles_tell_how_long_executions_took() -> None:
-    @ps.node
-    async def wait(milliseconds: int) -> int:
-        await asyncio.sleep(milliseconds / 1000)
-        return milliseconds
-
-    waiting = ps.graph(wait)
-    profile = testing.run_virtual(lambda: profile_of(engine.stream(waiting(number + 1) for number in range(100))))
-    found = node_of(profile, "wait")
-    assert found.count == 100
-    assert found.p50_seconds == pytest.approx(0.050, rel=0.05)
-    assert found.p90_seconds == pytest.approx(0.090, rel=0.05)
-    assert found.p99_seconds == pytest.approx(0.099, rel=0.05)
-
-
 async def test_of_a_node_that_runs_often_a_sample_is_timed_and_stands_for_all(clock: Clock) -> None:
     items = 20_000
 

@@ -297,26 +297,20 @@ async def test_faults_in_threads_are_counted_exactly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("point", "fault", "arguments", "message"),
     [
-        ({"at": 1, "every": 2}, "give one of them"),
-        ({"every": 0}, "at least 1"),
-        ({"probability": 2}, "between 0 and 1"),
-        ({"probability": "often"}, "between 0 and 1"),
+        ("node.call", faults.Cancel(), {"at": 1, "every": 2}, "give one of them"),
+        ("node.call", faults.Cancel(), {"every": 0}, "at least 1"),
+        ("node.call", faults.Cancel(), {"probability": 2}, "between 0 and 1"),
+        ("node.call", faults.Cancel(), {"probability": "often"}, "between 0 and 1"),
+        ("node.start", faults.Cancel(), {}, r"no point; there are 'actor\.start'"),
+        ("node.call", faults.Kill(), {}, r'its point is "worker\.process"'),
+        ("node.call", faults.Cancel(), {"node": len}, "takes a node"),
     ],
 )
-def test_contradictions_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        faults.inject("node.call", faults.Cancel(), **arguments)
-
-
-def test_what_is_no_point_and_no_node_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no point; there are 'actor\.start'"):
-        faults.inject("node.start", faults.Cancel())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r'its point is "worker\.process"'):
-        faults.inject("node.call", faults.Kill())
-    with pytest.raises(TypeError, match="takes a node"):
-        faults.inject("node.call", faults.Cancel(), node=len)
+def test_what_cannot_be_injected_is_refused(point: Any, fault: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        faults.inject(point, fault, **arguments)
 
 
 async def test_a_fault_at_a_restart_is_one_more_restart() -> None:

@@ -111,13 +111,9 @@ async def data_that_has_arrived_is_handled() -> None:
 
 
 CASES = [
-    chain_of_tasks,
-    chain_of_callbacks,
-    sleeping_tasks_are_blocked,
-    several_may_wait,
-    a_cancelled_waiter_is_forgotten,
+    chain_of_tasks, chain_of_callbacks, sleeping_tasks_are_blocked, several_may_wait, a_cancelled_waiter_is_forgotten,
     data_that_has_arrived_is_handled,
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -126,10 +122,6 @@ async def test_on_asyncio_and_uvloop(case: Callable[[], Coroutine[Any, Any, None
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_on_virtual_time(case: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def test_in_virtual_time_and_under_many_seeds(case: Callable[[], Coroutine[Any, Any, None]]) -> None:
     run_virtual(case)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_under_many_seeds(case: Callable[[], Coroutine[Any, Any, None]]) -> None:
     interleavings(case, count=20, timeout_seconds=None)
