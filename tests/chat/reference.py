@@ -25,27 +25,14 @@ SLOTS = 10
 POSITIONS = (5, 5, 5, 5, 4)  # whose log probabilities are compared over the whole vocabulary, of the first five answers
 
 QUESTIONS = [
-    "What is the capital of France?",
-    "Write a short story about a cat.",
-    "def quicksort(items):",
-    "How do I boil an egg? Answer in three steps.",
-    "Explain photosynthesis to a child.",
-    "List the numbers from 1 to 30.",
-    "Translate 'good morning' into German.",
-    "Why is the sky blue?",
-    "Give me a recipe for pancakes.",
-    "Who wrote Hamlet?",
-    "What is 17 times 23?",
-    "Write a poem about the sea.",
-    "What does HTTP stand for?",
-    "Name five animals that live in Africa.",
-    "Summarise the story of Cinderella.",
-    "What is the difference between a list and a tuple in Python?",
-    "Tell me a joke.",
-    "How far away is the moon?",
-    "Write an email that asks for a day off.",
-    "Größe, Straße, 北京, 😀: which languages are these?",
-]
+    "What is the capital of France?", "Write a short story about a cat.", "def quicksort(items):",
+    "How do I boil an egg? Answer in three steps.", "Explain photosynthesis to a child.",
+    "List the numbers from 1 to 30.", "Translate 'good morning' into German.", "Why is the sky blue?",
+    "Give me a recipe for pancakes.", "Who wrote Hamlet?", "What is 17 times 23?", "Write a poem about the sea.",
+    "What does HTTP stand for?", "Name five animals that live in Africa.", "Summarise the story of Cinderella.",
+    "What is the difference between a list and a tuple in Python?", "Tell me a joke.", "How far away is the moon?",
+    "Write an email that asks for a day off.", "Größe, Straße, 北京, 😀: which languages are these?",
+]  # fmt: skip
 
 STRINGS = [
     "", " ", "  ", "   a", "a   ", "\n", "\n\n", "\n\n\na", "\t", "\ta\tb", " \n \n ", "\r\n", "a\r\nb", "\u00a0",

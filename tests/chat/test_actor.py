@@ -282,9 +282,7 @@ def test_no_slot_is_free_while_somebody_waits(slots: int, steps: list[dict[str, 
 
 
 @pytest.mark.usefixtures("no_time_device")
-def test_the_slot_of_a_reader_that_leaves_at_any_token_is_in_use_two_steps_later(
-    steps: list[dict[str, float]],
-) -> None:
+def test_the_slot_of_a_reader_that_leaves_at_any_token_is_in_use_two_steps_later(steps: list[dict[str, float]]) -> None:
     left, stays, behind = Asked([1] * 30, max_tokens=12), Asked([4]), Asked([2, 3], max_tokens=3)
     for tokens in range(11):
 

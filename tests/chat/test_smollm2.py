@@ -15,13 +15,13 @@ import pytest
 from jax.tree_util import register_static
 
 from examples.chat import gguf
-from examples.chat.actor import Asked, Text
+from examples.chat.actor import Asked, Text, Writer
 from examples.chat.model import Llama, Parameters, State, from_gguf, transposed
-from penstock import serving
+from penstock import engine, serving
 from penstock.devices import Array
 from tests.chat import reference
 from tests.chat.reference import DATA, POSITIONS, QUESTIONS, STRINGS
-from tests.chat.test_answers import asking
+from tests.chat.test_actor import graph_of, parts_of, tokens_of
 
 pytest.importorskip("jinja2")
 from examples.chat.tokenizer import ChatTokenizer
@@ -164,8 +164,11 @@ async def test_a_crowd_has_the_scores_and_the_answers_of_llama_cpp(
     file: tuple[dict[str, Any], dict[str, Numbers]],
 ) -> None:
     (config, parameters), asked = from_gguf(*file), [Asked(prompt, max_tokens=6) for prompt in KEPT["prompts"][:5]]
-    async with asking(Seen(config, 256), transposed(parameters), rows=(5,)) as ask:
-        answers = [[part.token for part in parts] for parts in await asyncio.gather(*map(ask, asked))]
+    # Prompts are read in parts, with padding, and no token ends an answer.
+    node = Writer(Seen(config, 256), lambda token: b"%d " % token, [], rows=(5,), sizes=(16,), device="cpu")
+    answer = graph_of(node, jax.device_put(transposed(parameters)))
+    async with engine.deploy(answer) as service:
+        answers = [*map(tokens_of, await asyncio.gather(*(parts_of(service, answer, one) for one in asked)))]
     jax.effects_barrier()  # type: ignore[no-untyped-call]
     found = np.array(
         [[seen[slot, len(one.prompt) - 1 + place] for place in range(6)] for slot, one in enumerate(asked)]

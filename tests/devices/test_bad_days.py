@@ -60,20 +60,6 @@ async def test_a_function_that_cannot_be_traced_names_the_node_and_the_remedy() 
         assert "in node 'branching' of graph 'branching', item 0, attempt 1" in notes
 
 
-async def test_a_side_effect_of_python_happens_with_the_trace_and_not_with_the_call() -> None:
-    seen: list[Any] = []
-
-    @ps.device_node(device="cpu")
-    def counted(x: jax.Array) -> jax.Array:
-        seen.append(x)
-        return x + 1
-
-    # Side effects in a traced function run once: documented, not detected.
-    async with engine.deploy(ps.graph(counted)) as service:
-        assert [float(await service(np.float32(n))) for n in range(3)] == [1, 2, 3]
-    assert len(seen) == 1
-
-
 async def test_with_debug_nans_the_error_is_at_the_node_that_made_them() -> None:
     logarithm = ps.device_node(device="cpu", pure=False, name="logarithm")(jnp.log)
     of = logarithm >> ps.device_node(device="cpu", pure=False)(lambda x: x + 1)
@@ -106,7 +92,9 @@ async def test_shapes_without_end_are_explained_warned_of_once_and_bounded(few_p
                 assert float(await service(np.ones(length, np.float32))) == length
     statistics = total.compile_statistics()
     assert statistics.programs <= 6
-    assert statistics.evictions >= 14
+    assert statistics.evictions == len(statistics.evicted) >= 14
+    with pytest.raises(ps.OptionsError, match="max_programs"):
+        devices.set_program_cache(max_programs=0)
     assert statistics.recompilations[-1].argument == "x"
     assert statistics.recompilations[-1].after == "float32[20]"
     assert len([entry for entry in logs if entry["event"] == "program.many_shapes"]) == 1
@@ -122,23 +110,6 @@ async def test_what_is_no_array_names_the_node_and_the_argument() -> None:
     assert fine.tolist() == [2, 2]
     assert [type(error) for error in refused] == [TypeError] * 2
     assert "node 'doubled', argument 'x'" in str(refused[0])
-
-
-async def test_x64_on_and_off() -> None:
-    alone, batched = (ps.device_node(device="cpu", batch=batch)(lambda x: x + 1) for batch in (None, ps.Batch(4)))
-
-    @ps.graph
-    async def of(x: Any) -> tuple[Any, Any]:
-        return alone(x), batched(x)
-
-    value = np.array([2.0**40], np.float64)
-    found: list[tuple[Any, Any]] = []
-    for enabled in (False, True, False):
-        with configured("jax_enable_x64", enabled):
-            found.append(await engine.run(of(value)))
-    assert [[str(one.dtype) for one in pair] for pair in found] == [["float32"] * 2, ["float64"] * 2, ["float32"] * 2]
-    assert [float(one[0]) for one in found[1]] == [2.0**40 + 1] * 2
-    assert alone.compile_statistics().programs == 2
 
 
 @pytest.mark.parametrize("what", ["alone", "batched", "function", "put", "warmup"])
@@ -225,9 +196,10 @@ async def test_an_error_in_the_third_of_five_nodes_names_the_third_and_is_forgot
             assert note.startswith("in node 'third' of graph 'of', item ")
             assert float(fine[0]) == 30
     del failed, fine
-    await asyncio.sleep(0)
-    gc.collect()
-    assert not device_errors.ORIGINS._results
+    async with asyncio.timeout(20):  # the threads of the device forget their last results a little later
+        while device_errors.ORIGINS._results:
+            gc.collect()
+            await asyncio.sleep(0.01)
 
 
 async def test_an_error_that_arrives_a_moment_before_its_input_is_ready_names_the_input(

@@ -469,21 +469,6 @@ async def test_calls_of_one_turn_end_each_in_its_own_way() -> None:
         assert service.statistics().actors[0].in_flight == 0
 
 
-async def test_a_caller_who_leaves_takes_its_failure_along() -> None:
-    """A waiting batch has one item that would fail it; the caller of that item leaves."""
-    node = ps.device_node(device="cpu", batch=ps.Batch(8))(refusing)
-    async with engine.deploy(ps.graph(node)) as service:
-        await asyncio.gather(*calls_of(service, range(4)))
-        before = node.batch_statistics().batches
-        with held(open_device()):
-            calls = calls_of(service, (1, 2, -1, 3))
-            await testing.wait_quiescent()
-            calls[2].cancel()
-            await asyncio.wait([calls[2]])
-        assert values_of(await outcomes(calls)) == [1, 2, None, 3]
-    assert node.batch_statistics().batches == before + 1
-
-
 async def test_a_caller_who_leaves_while_failures_are_searched_is_left_out_of_what_is_run() -> None:
     """Two of eight items fail. A caller of a failing item and a caller of a good item leave during the search."""
     async with engine.deploy(refusing_graph(batch=ps.Batch(8))) as service:

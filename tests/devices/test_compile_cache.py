@@ -12,10 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock import DeviceError, EngineClosedError, OptionsError, devices, engine
+from penstock import EngineClosedError, OptionsError
 from penstock.devices.compiling import CompileCache
-from penstock.devices.programs import Executable
 
 from .compiled import called, compiled, leased, program
 from .gates import HeldTrace
@@ -59,31 +57,6 @@ def test_concurrent_first_callers_share_one_compilation() -> None:
     assert statistics.seconds > 0
 
 
-def test_what_nobody_wants_any_more_is_not_compiled() -> None:
-    held, others = HeldTrace(), [HeldTrace(), HeldTrace()]
-    wanted = True
-    done: list[SimpleQueue[Any]] = [SimpleQueue(), SimpleQueue()]
-    with leased(CompileCache()) as cache:
-        first = SimpleQueue[Any]()
-        cache.compile(program(held.compute), (X,), first.put)
-        held.wait()
-        nodes = [program(other.compute) for other in others]
-        for node, queue in zip(nodes, done, strict=True):
-            for _ in range(2):
-                cache.compile(node, (X,), queue.put, is_wanted=lambda: wanted)
-        cache.compile(nodes[1], (X,), done[1].put)  # one interested caller is enough to compile
-        wanted = False
-        for one in (held, *others):
-            one.go_on()
-        dropped = [done[0].get(timeout=50) for _ in range(2)]
-        kept = [done[1].get(timeout=50) for _ in range(3)]
-        assert isinstance(first.get(timeout=50), Executable)
-        assert compiled(cache, nodes[0], X) is not None  # the next interested caller gets it
-    assert [type(error) for error in dropped] == [DeviceError] * 2
-    assert all(isinstance(one, Executable) for one in kept)
-    assert [len(other.traced) for other in others] == [1, 1]
-
-
 class Custom(Exception):
     def __init__(self, code: int, *, why: str) -> None:
         super().__init__(f"{code}: {why}")
@@ -112,8 +85,13 @@ def test_a_failure_reaches_each_caller_as_its_own_exception_and_is_tried_again()
     assert node.log.statistics().programs == 1
 
 
-def test_the_least_recently_used_program_goes_without_a_trace() -> None:
-    node, other = program(lambda x: x + 1), program(lambda x: x * 2, name="other")
+def test_the_least_recently_used_program_goes_without_a_trace_of_its_function_and_constants() -> None:
+    def with_constant() -> tuple[Any, Any]:
+        captured = jnp.arange(1000.0)
+        return program(lambda x: x + captured.sum(), name="other"), weakref.ref(captured)
+
+    node, (other, captured) = program(lambda x: x + 1), with_constant()
+    log, fn = other.log, weakref.ref(other.fn)
     with leased(CompileCache(capacity=3)) as cache:
         first = weakref.ref(compiled(cache, other, X))
         assert loaded_programs("jit_other") == 1
@@ -126,32 +104,14 @@ def test_the_least_recently_used_program_goes_without_a_trace() -> None:
         assert node.log.statistics().evictions == 1
         for number in (4, 5, 6):
             compiled(cache, node, size(number))
+        del other
         gc.collect()
-        assert first() is None
+        assert first() is fn() is captured() is None
         assert loaded_programs("jit_other") == 0
         assert len(cache) == 3
-    found = other.log.statistics()
+    found = log.statistics()
     assert (found.evictions, found.programs, found.hits) == (1, 0, 1)
     assert (node.log.statistics().evictions, node.log.statistics().programs) == (3, 3)
-
-
-def test_an_evicted_program_leaves_neither_function_nor_constants() -> None:
-    def make() -> tuple[Any, weakref.ref[Any]]:
-        captured = jnp.arange(1000.0)
-        return program(lambda x: x + captured.sum(), name="evicted"), weakref.ref(captured)
-
-    node, captured = make()
-    with leased(CompileCache(capacity=1)) as cache:
-        called(cache, node, X)
-        assert loaded_programs("jit_evicted") == 1
-        fn = weakref.ref(node.fn)
-        called(cache, program(lambda x: x), X)
-        assert cache.find(node, (X,)) is None
-        del node
-        gc.collect()
-        assert fn() is None
-        assert captured() is None
-        assert loaded_programs("jit_evicted") == 0
 
 
 def test_the_arguments_of_a_call_are_not_kept() -> None:
@@ -274,16 +234,3 @@ def test_the_cache_keeps_as_many_programs_as_are_asked_for() -> None:
             cache.resize(room)
             compiled(cache, node, size(number))
             assert len(cache) == room
-
-
-async def test_the_cache_of_the_process_is_set(request: pytest.FixtureRequest) -> None:
-    halved = ps.device_node(device="cpu")(lambda x: x / 2)
-    request.addfinalizer(devices.set_program_cache)
-    devices.set_program_cache(max_programs=2)
-    async with engine.Engine() as running:
-        for number in range(1, 5):
-            await running.run(ps.graph(halved)(size(number)))
-    statistics = halved.compile_statistics()
-    assert (statistics.programs, statistics.evictions, len(statistics.evicted)) == (2, 2, 2)
-    with pytest.raises(ps.OptionsError, match="max_programs"):
-        devices.set_program_cache(max_programs=0)

@@ -4,7 +4,7 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import jax
@@ -15,7 +15,6 @@ import structlog
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.actors.tasks import ResumingFuture
 from penstock.devices import compiling, programs
 from penstock.devices.device_errors import ORIGINS, Origin, Origins
 
@@ -302,33 +301,6 @@ async def test_a_caller_that_leaves_does_not_wait_for_weights_that_are_put() -> 
         assert (await own.run(ps.graph(place)(3.0))).x.tolist() == [3.0, 3.0]
 
 
-async def test_weights_of_a_resource_reach_a_loop_and_are_reloaded() -> None:
-    versions = iter([1.0, 2.0])
-
-    @ps.resource
-    async def weights() -> AsyncIterator[jax.Array]:
-        yield await devices.actor("cpu:1").put(np.full(4, next(versions), np.float32))
-
-    @ps.node
-    class Model(ps.Actor[tuple[jax.Array, float], float]):
-        async def loop(self, inbox: ps.Inbox[ps.Work[tuple[jax.Array, float], float]], /) -> None:
-            times = devices.actor("cpu:1").bind(jnp.multiply)
-            while True:
-                work = await inbox.get()
-                work.finish(float((await times(*work.value))[0]))
-
-    model = Model()
-
-    @ps.graph
-    async def ask(x: float) -> float:
-        return await model(await weights(), x)
-
-    async with engine.deploy(ask) as service:
-        assert await service(3.0) == 3.0
-        await service.reload(weights)
-        assert await service(3.0) == 6.0
-
-
 async def test_a_call_like_the_last_one_needs_no_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
     original = programs.signature_of
@@ -557,22 +529,3 @@ async def test_the_caller_goes_on_in_the_turn_of_the_loop_in_which_the_result_co
     monkeypatch.setattr(loop, "call_soon_threadsafe", and_others)
     await plus_one(x)
     assert not order
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        lambda future: future.set_result(1),
-        lambda future: future.set_exception(ValueError),
-        lambda future: future.cancel(),
-    ],
-    ids=["result", "error", "cancel"],
-)
-async def test_what_ends_a_future_inside_of_a_task_resumes_the_caller_in_its_turn(end: Any) -> None:
-    future: ResumingFuture[int] = ResumingFuture(loop=asyncio.get_running_loop())
-    task = asyncio.create_task(asyncio.wait_for(future, None))
-    await asyncio.sleep(0)
-    end(future)
-    assert not task.done()
-    [outcome] = await asyncio.gather(task, return_exceptions=True)
-    assert outcome == 1 or isinstance(outcome, ValueError | asyncio.CancelledError)

@@ -298,19 +298,6 @@ def test_a_thread_that_dies_takes_no_other_job_with_it(device: Device, number: i
     assert [job.error for job in jobs[1:]] == [None] * (number - 1)
 
 
-def test_what_was_submitted_is_done_before_the_threads_end() -> None:
-    with running() as device:
-        jobs = device.submit(3 * MIN_DEPTH)
-        ended = threading.Event()
-        device.thread.end(ended.set)
-        device.until("waited for", 1)
-        assert not ended.is_set()
-        for job in jobs:
-            job.finish.set()
-        device.until("ready", len(jobs))
-        assert ended.wait(TIMEOUT_SECONDS)
-
-
 def test_nobody_waits_for_what_was_handed_on_while_more_of_it_comes(device: Device) -> None:
     steps = [device.job() for _ in range(2 + 2 * MIN_DEPTH)]
     for step in steps:

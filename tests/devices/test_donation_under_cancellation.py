@@ -202,13 +202,6 @@ async def test_what_has_begun_gives_its_result_and_the_cancellation_comes_with_t
     assert task.cancelling() == 1
 
 
-async def test_a_task_that_waits_for_nothing_more_ends_with_the_result(held: Held) -> None:
-    task = asyncio.ensure_future(held.run())
-    await held.cancel_and_open(task.cancel)
-    await task
-    assert held.is_whole
-
-
 async def test_a_call_that_would_hold_up_a_cancellation_again_does_not_begin(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,8 @@ from penstock import devices, engine
 from .gates import Gate, gated
 from .kit import row, values_of
 
+MESH = devices.DeviceMesh(shape=(2,), axis_names=("x",))
+
 
 async def test_calls_of_a_node_run_on_all_its_devices_at_once() -> None:
     gate = Gate()
@@ -137,11 +139,7 @@ async def test_more_replicas_than_devices_are_an_error_that_lists_these() -> Non
         ({"static": "x"}, TypeError, r"has static='x': a tuple of names of parameters, as in static=\('x',\)"),
         ({"sample_input": np.ones(2)}, TypeError, r"has a ndarray: for a single argument, write sample_input=\(argum"),
         ({"sample_input": [np.ones(2)]}, TypeError, r"has a ndarray: for a single argument, write sample_input=\(arg"),
-        (
-            {"replicas": 2, "device": devices.DeviceMesh(shape=(2,), axis_names=("x",))},
-            TypeError,
-            "has replicas=2, and runs on a mesh, whose devices compute together",
-        ),
+        ({"replicas": 2, "device": MESH}, TypeError, "has replicas=2, and runs on a mesh, whose devices compute to"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_when_the_node_is_decorated(

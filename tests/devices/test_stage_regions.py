@@ -310,15 +310,8 @@ async def test_a_saved_call_goes_on_with_its_stages_fused_or_apart(tmp_path: Pat
 WEIGHTS = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
 # Rounding in these functions does not depend on neighbouring operations, with JAX 0.10 and 0.12.
 # In those of AT_THE_END, it may depend on the operations that follow.
-ANYWHERE: tuple[Callable[[Any], Any], ...] = (
-    lambda x: x * 1.5 + 0.25,
-    lambda x: x @ WEIGHTS,
-    jax.nn.relu,
-)
-AT_THE_END: tuple[Callable[[Any], Any], ...] = (
-    lambda x: jax.nn.softmax(x, axis=-1),
-    lambda x: x - x.max(axis=0),
-)
+ANYWHERE: tuple[Callable[[Any], Any], ...] = (lambda x: x * 1.5 + 0.25, lambda x: x @ WEIGHTS, jax.nn.relu)
+AT_THE_END: tuple[Callable[[Any], Any], ...] = (lambda x: jax.nn.softmax(x, axis=-1), lambda x: x - x.max(axis=0))
 
 
 def as_nodes(functions: tuple[Callable[[Any], Any], ...]) -> list[Any]:

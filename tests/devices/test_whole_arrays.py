@@ -137,15 +137,12 @@ async def test_wrong_rows_and_options_are_refused() -> None:
     with pytest.raises(TypeError, match="has 3 parameters: x, w, scale"):
         encode.vmap((0, 0, 0, 0))
     for size in (None, 4):
-        rows = r"score.vmap.*: x \(13, 5\) along axis 0, w \(5, 3\) along axis 0; give all .* write None in in_axes="
-        with pytest.raises(ValueError, match=rows):
-            await run(encode.vmap(batch_size=size), X, W)
-        with pytest.raises(
-            ValueError,
-            match=r"score.vmap.*'x' has no axis 2: its shape is \(13, 5\); to give all of it",
+        for axes, message in (
+            (0, r"x \(13, 5\) along axis 0, w \(5, 3\) along axis 0; give all .* write None in in_axes="),
+            ((2, None), r"'x' has no axis 2: its shape is \(13, 5\); to give all of it"),
+            ((None, None), "different numbers of rows: none"),
         ):
-            await run(encode.vmap((2, None), batch_size=size), X, W)
-        with pytest.raises(ValueError, match=r"score.vmap.*different numbers of rows: none"):
-            await run(encode.vmap((None, None), batch_size=size), X, W)
+            with pytest.raises(ValueError, match=f"score.vmap.*{message}"):
+                await run(encode.vmap(axes, batch_size=size), X, W)
     with pytest.raises(TypeError, match="dot"):
         await run(squared.vmap(batch_size=4), np.ones((5, 2, 3), np.float32))

@@ -149,6 +149,7 @@ def test_flags_in_a_file_are_left_alone_and_told_of(tmp_path) -> None:
     assert found == f"[0, 0] {(1, str(flags))}"
 
 
+@of_wrong_ones
 def test_the_option_leaves_jax_as_it_is_and_the_self_check_judges() -> None:
     program = """
 check = devices.status().self_checks[0]
