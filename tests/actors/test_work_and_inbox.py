@@ -31,15 +31,6 @@ async def test_settling_twice_says_so() -> None:
             await failed.outcome
 
 
-async def test_settling_cancelled_work_does_nothing() -> None:
-    work: IntWork = Request(7)
-    work.cancel()
-    assert work.cancelled
-    work.finish(1)
-    work.fail(OSError())
-    assert work.cancelled
-
-
 async def test_an_error_that_comes_with_the_cancel_is_not_reported_as_lost() -> None:
     work: IntWork = Request(7)
     work.fail(OSError("nobody waits"))

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import penstock as ps
@@ -348,41 +348,22 @@ async def nested(item: Item) -> tuple[Any, ...]:
     return await join(taken, gathered, await ledger(taken, numbers(parts_of(taken))))
 
 
+EACH = ("each 0", "each 1", "each 2")
+PARTS = Shape(mapped, ("take", *EACH, "plain", "join"), ("take", "each 1", "plain", "join"),
+              lambda i: (i, [0, i, 2 * i], 1000 * i))  # fmt: skip
 SHAPES = {
-    "fan-out": Shape(
-        fan_out,
-        ("take", "left", "right", "plain", "join"),
-        ("take", "left", "right", "plain", "join"),
-        lambda i: (i, 10 * i, 100 * i, 1000 * i),
-    ),
-    "mapped": Shape(
-        mapped,
-        ("take", "each 0", "each 1", "each 2", "plain", "join"),
-        ("take", "each 1", "plain", "join"),
-        lambda i: (i, [0, i, 2 * i], 1000 * i),
-    ),
-    "streamed": Shape(
-        streamed,
-        ("take", "each 0", "each 1", "each 2", "plain", "join"),
-        ("take", "each 1", "plain", "join"),
-        lambda i: (i, [0, i, 2 * i], 1000 * i),
-    ),
-    "nested": Shape(
-        nested,
-        ("take", "each 0", "each 1", "each 2", "gather 0", "gather 1", "gather 2", "ledger", "join"),
-        ("take", "each 1", "gather 1", "ledger", "join"),
-        lambda i: (i, [0, i, 2 * i], 3 * i),
-    ),
-    "stateful": Shape(
-        stateful, ("take", "tally", "left", "join"), ("take", "tally", "left", "join"), lambda i: (i, 7 * i, 10 * i)
-    ),
-    "called": Shape(
-        called,
-        ("take", "choose", "left", "right", "tally", "plain", "join"),
-        ("take", "choose", "left", "right", "tally", "join"),
-        lambda i: (i, [10 * i, 100 * i, 7 * i], 1000 * i),
-    ),
-}
+    "fan-out": Shape(fan_out, ("take", "left", "right", "plain", "join"), ("take", "left", "right", "plain", "join"),
+                     lambda i: (i, 10 * i, 100 * i, 1000 * i)),
+    "mapped": PARTS,
+    "streamed": replace(PARTS, graph=streamed),
+    "nested": Shape(nested, ("take", *EACH, "gather 0", "gather 1", "gather 2", "ledger", "join"),
+                    ("take", "each 1", "gather 1", "ledger", "join"), lambda i: (i, [0, i, 2 * i], 3 * i)),
+    "stateful": Shape(stateful, ("take", "tally", "left", "join"), ("take", "tally", "left", "join"),
+                      lambda i: (i, 7 * i, 10 * i)),
+    "called": Shape(called, ("take", "choose", "left", "right", "tally", "plain", "join"),
+                    ("take", "choose", "left", "right", "tally", "join"),
+                    lambda i: (i, [10 * i, 100 * i, 7 * i], 1000 * i)),
+}  # fmt: skip
 
 LIMITS = {"take": 3, "choose": 2, "right": 1, "join": 2, "each": 2, "tally": 1, "gather": 2, "ledger": 1}
 

@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import threading
 import weakref
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import Gate
 
 
 class Token:
@@ -16,62 +16,50 @@ class Token:
 
 
 async def test_promise_5_a_queued_item_frees_its_place_its_values_and_the_producer_that_waits_for_it() -> None:
-    gate = asyncio.Event()
-    made: list[int] = []
-    begun: list[int] = []
+    gate = Gate()
     tokens: dict[int, weakref.ref[Token]] = {}
 
     @ps.node
     async def make(item: int) -> tuple[int, Token]:
-        made.append(item)
         token = Token()
         tokens[item] = weakref.ref(token)
         return item, token
 
     @ps.node(concurrency=1, capacity=1)
     async def narrow(value: tuple[int, Token]) -> int:
-        begun.append(value[0])
-        await gate.wait()
-        return value[0]
+        return await gate.wait(value[0])
 
-    line = make >> narrow
-    async with engine.deploy(line) as service:
+    def inbox() -> tuple[int, int]:
+        [found] = [actor.inbox for actor in service.statistics().actors if actor.node == "narrow"]
+        return found.depth, found.waiting_putters
+
+    async with engine.deploy(make >> narrow) as service:
         calls = []
         for item in range(4):
             calls.append(asyncio.create_task(service(item)))
             await testing.wait_quiescent()
-        inbox = next(actor for actor in service.statistics().actors if actor.node == "narrow").inbox
-        assert (begun, inbox.depth, inbox.waiting_putters) == ([0], 1, 2)  # 1 is queued; 2 and 3 wait before the inbox
+        assert (gate.came, inbox()) == ([0], (1, 2))  # 1 is queued; 2 and 3 wait before the inbox
         calls[1].cancel()
         await testing.wait_quiescent()
-        inbox = next(actor for actor in service.statistics().actors if actor.node == "narrow").inbox
-        assert (inbox.depth, inbox.waiting_putters) == (1, 1)  # 2 has moved into the inbox
+        assert inbox() == (1, 1)  # 2 has moved into the inbox
         assert tokens[1]() is None
         assert service.statistics().cancelled == 1
         calls[3].cancel()  # 3 waits before the inbox
         await testing.wait_quiescent()
         assert tokens[3]() is None
-        gate.set()
-        assert await calls[0] == 0
-        assert await calls[2] == 2
-        assert begun == [0, 2]
-        for gone in (calls[1], calls[3]):
-            with pytest.raises(asyncio.CancelledError):
-                await gone
+        gate.open()
+        assert [await calls[0], await calls[2]] == [0, 2]
+        assert gate.came == [0, 2]
+        await asyncio.wait(calls)
+        assert [call.cancelled() for call in calls] == [False, True, False, True]
     actors = {actor.node: actor for actor in service.statistics().actors}
     assert actors["narrow"].completed == 2
     assert actors["narrow"].in_flight == actors["make"].in_flight == 0
 
 
 async def test_promise_5_a_caller_in_the_admission_queue_frees_its_place_at_once() -> None:
-    gate = asyncio.Event()
-
-    @ps.node
-    async def wait(item: int) -> int:
-        await gate.wait()
-        return item
-
-    async with engine.deploy(ps.graph(wait), max_in_flight=1, max_queue=1) as service:
+    gate = Gate()
+    async with engine.deploy(gate.graph(), max_in_flight=1, max_queue=1) as service:
         first = asyncio.create_task(service(1))
         await testing.wait_quiescent()
         second = asyncio.create_task(service(2))
@@ -83,7 +71,7 @@ async def test_promise_5_a_caller_in_the_admission_queue_frees_its_place_at_once
         assert service.statistics().admission.queued == 0
         fourth = asyncio.create_task(service(4))
         await testing.wait_quiescent()
-        gate.set()
+        gate.open()
         assert [await first, await fourth] == [1, 4]
 
 
@@ -179,33 +167,28 @@ async def test_promise_5_a_late_result_is_discarded() -> None:
 
 
 async def test_promise_5_the_late_result_of_a_thread_is_discarded() -> None:
-    go_on, begun, later = threading.Event(), asyncio.Event(), []
-    loop = asyncio.get_running_loop()
+    gate, later = Gate(), list[int]()
 
     @ps.node(runs_on="thread", concurrency=1)
     def block(x: int) -> int:
-        if x == 1:
-            loop.call_soon_threadsafe(begun.set)
-            assert go_on.wait(30)
-        return x
+        return gate.block(x) if x == 1 else x
 
     @ps.node
     async def after(x: int) -> int:
         later.append(x)
         return x
 
-    line = block >> after
     async with engine.Engine() as own:
-        async with own.deploy(line) as service:
+        async with own.deploy(block >> after) as service:
             call = asyncio.create_task(service(1))
-            await begun.wait()
+            await gate.has()
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call  # the caller is released at once
             second = asyncio.create_task(service(2))
             await testing.wait_quiescent()
             assert not second.done()  # the thread keeps the only place until it returns
-            go_on.set()
+            gate.open()
             assert await second == 2
         assert later == [2]
         pool = own.statistics().threads

@@ -30,8 +30,9 @@ from tests.runtime.process_nodes import (
 squared = ps.graph(squares)
 
 
-async def test_a_process_node_takes_a_list_of_many_callers() -> None:
-    async with engine.Engine(max_processes=1) as own, own.deploy(squared) as service:
+async def test_a_process_node_and_a_method_take_a_list_of_many_callers() -> None:
+    added = ps.graph(Offset(100).added)
+    async with engine.Engine(max_processes=1) as own, own.deploy(squared, added) as service:
         assert await asyncio.gather(*map(service, range(10))) == [number**2 for number in range(10)]
         results = await asyncio.gather(*map(service, (2, -1)), return_exceptions=True)
         assert results[0] == 4
@@ -40,6 +41,7 @@ async def test_a_process_node_takes_a_list_of_many_callers() -> None:
         assert processes is not None
         assert processes.completed < 12
         assert await squares(3) == 9  # outside a graph: a batch of one item
+        assert await service.map(added(number) for number in range(3)) == [100, 101, 102]
 
 
 async def test_a_batch_dies_with_its_worker_and_the_next_one_gets_another() -> None:
@@ -142,15 +144,6 @@ async def test_a_batch_whose_callers_have_left_is_killed(tmp_path: Path, monkeyp
         processes = own.statistics().processes
         assert processes is not None
         assert processes.killed == 1
-
-
-async def test_a_method_takes_a_list_in_a_process() -> None:
-    offset = Offset(100)
-
-    graph = ps.graph(offset.added)
-
-    async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
-        assert await asyncio.gather(*map(service, range(3))) == [100, 101, 102]
 
 
 def told(path: Path) -> Counter[str]:

@@ -4,7 +4,6 @@
 
 import asyncio
 import gc
-import threading
 import weakref
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
@@ -15,7 +14,7 @@ from structlog.testing import capture_logs
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import SCHEDULERS, plain, virtual
+from tests.kit import SCHEDULERS, Gate, plain, virtual
 
 tenant: ContextVar[str] = ContextVar("tenant")
 
@@ -974,7 +973,7 @@ async def test_the_time_of_a_restart_is_no_part_of_an_attempt() -> None:
 
 async def test_a_thread_keeps_its_instance_until_it_returns() -> None:
     journal: list[str] = []
-    inside, go_on = threading.Event(), threading.Event()
+    gate = Gate()
 
     @ps.node(restart_on=(Broken,), runs_on="thread", concurrency=2)
     class Blocking:
@@ -987,23 +986,20 @@ async def test_a_thread_keeps_its_instance_until_it_returns() -> None:
 
         def __call__(self, item: str) -> str:
             if item == "crash":
-                inside.wait()
                 raise Broken
             if item == "wait":
-                inside.set()
-                go_on.wait()
+                gate.block(item)
                 journal.append("returned")
             return item
 
-    node = Blocking()
-
-    async with engine.deploy(ps.graph(node)) as service:
-        results = await outcomes(service("wait"), service("crash"))
-        assert results == [ps.ActorRestarted, Broken]  # the caller does not wait for the thread
+    async with engine.deploy(ps.graph(Blocking())) as service:
+        waiting = asyncio.create_task(service("wait"))
+        await gate.has()
+        assert await outcomes(service("crash"), waiting) == [Broken, ps.ActorRestarted]  # nobody waits for the thread
         fine = asyncio.create_task(service("fine"))
         await asyncio.sleep(0.1)
         assert journal == ["starts"]
-        go_on.set()
+        gate.open()
         assert await fine == "fine"
         assert journal == ["starts", "returned", "stops", "starts"]
 
