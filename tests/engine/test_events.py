@@ -451,28 +451,20 @@ async def test_emitters_that_wait_for_room_are_let_in_in_the_order_in_which_they
 # Code that may emit, and code that may not.
 
 
-@ps.node
-async def silent(number: int) -> int:
+async def emits_later(number: int) -> int:
     await ps.emit(1)
     return number
 
 
-@ps.node(effectful="unordered")
-def on_the_loop(number: int) -> int:
+def emits(number: int) -> int:
     ps.emit(1)
     return number
 
 
-@ps.node(effectful="unordered", runs_on="process")
-def in_a_process(number: int) -> int:
-    ps.emit(1)
-    return number
-
-
-@ps.node(batch=ps.Batch(4), effectful="unordered")
-async def batched(numbers: list[int]) -> list[int]:
-    await ps.emit(1)
-    return numbers
+silent = ps.node(name="silent")(emits_later)
+on_the_loop = ps.node(effectful="unordered", name="on_the_loop")(emits)
+in_a_process = ps.node(effectful="unordered", runs_on="process")(emits)
+batched = ps.node(effectful="unordered", batch=ps.Batch(4))(emits_later)
 
 
 @ps.node(effectful="unordered")

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import sys
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_type_hints
@@ -154,65 +155,57 @@ async def test_max_in_flight_and_max_workers_bound_what_runs_at_once(option: str
     assert gate.gauge.peak == limit
 
 
-class Counting:
-    """A graph with two equal calls of a pure node; it counts its traces and the calls of the node."""
-
-    def __init__(self) -> None:
-        self.traced = self.called = 0
-
-        @ps.node(pure=True)
-        async def once(x: int) -> int:
-            self.called += 1
-            return x
-
-        @ps.graph
-        async def graph(x: int) -> list[int]:
-            self.traced += 1
-            return [await once(x), await once(x)]
-
-        @ps.node
-        async def values(x: list[int]) -> AsyncIterator[int]:
-            for value in x:
-                yield value
-
-        @ps.graph
-        async def giving(x: int) -> AsyncIterator[int]:
-            self.traced += 1
-            return values([await once(x), await once(x)])
-
-        self.graph, self.giving = graph, giving
-
-    def counts(self) -> tuple[int, int]:
-        """Returns the number of traces of the graph, and of calls of the node, since `counts` was last called."""
-        counts = self.traced, self.called
-        self.traced = self.called = 0
-        return counts
+@ps.node
+async def values(x: list[int]) -> AsyncIterator[int]:
+    for value in x:
+        yield value
 
 
 async def test_without_caching_each_run_stream_and_deployment_traces_anew_and_merges_no_equal_calls() -> None:
-    counting = Counting()
-    graph, giving = counting.graph, counting.giving
+    seen: Counter[str] = Counter()
+
+    @ps.node(pure=True)
+    async def once(x: int) -> int:
+        seen["call"] += 1
+        return x
+
+    @ps.graph
+    async def graph(x: int) -> list[int]:
+        seen["trace"] += 1
+        return [await once(x), await once(x)]
+
+    @ps.graph
+    async def giving(x: int) -> AsyncIterator[int]:
+        seen["trace"] += 1
+        return values([await once(x), await once(x)])
+
+    def counts() -> tuple[int, int]:
+        """Return the number of traces, and of calls of the pure node, since `counts` was last called."""
+        found = seen["trace"], seen["call"]
+        seen.clear()
+        return found
+
     async with engine.Engine() as own:
         for _ in range(3):
             assert await own.run(graph(1)) == [1, 1]
-        assert counting.counts() == (1, 3)
+        assert counts() == (1, 3)
         actors = len(own.statistics().actors)
         for _ in range(3):
             assert await own.run(graph(1), reuse_plans=False) == [1, 1]
-        assert counting.counts() == (3, 6)
+        assert counts() == (3, 6)
         async with own.stream((graph(x) for x in range(3)), reuse_plans=False) as results:
             assert await _list(results) == [[0, 0], [1, 1], [2, 2]]
-        assert counting.counts() == (1, 6)
+        assert counts() == (1, 6)
         async with own.deploy(graph, reuse_plans=False) as service:
             assert [await service(1), await service(2)] == [[1, 1], [2, 2]]
-        assert counting.counts() == (1, 4)
+        assert counts() == (1, 4)
         for is_cached, expected in ((True, (1, 1)), (False, (1, 2)), (True, (0, 1))):
             async with own.stream(giving(1), reuse_plans=is_cached) as given:
                 assert await _list(given) == [1, 1]
-            assert counting.counts() == expected
+            assert counts() == expected
         # The cached plan is the same as before, and no other plan was kept.
         assert await own.run(graph(1)) == [1, 1]
-        assert counting.counts() == (0, 1)
+        assert counts() == (0, 1)
         gc.collect()
         assert len(own.statistics().actors) == actors
         assert "merged once" in str(own.plan(graph))
