@@ -52,6 +52,16 @@ async def digits_without_threes(limit: int) -> str:
     return await ps.fold(without_threes, numbers(limit), "", on_error="skip")
 
 
+def folding(fn: Any, source: Callable[[], AsyncIterator[Any]], initial: Any = "", **options: Any) -> ps.Call[Any]:
+    """Return a call of a graph that folds a stream."""
+
+    @ps.graph
+    async def folded() -> Any:
+        return await ps.fold(fn, source(), initial, **options)
+
+    return folded()
+
+
 def record_of(actors: tuple[ActorStatistics, ...], node: str) -> ActorStatistics:
     [found] = [actor for actor in actors if actor.node == node]
     return found
@@ -104,11 +114,8 @@ async def test_the_item_of_a_body_is_the_index_of_its_value() -> None:
     def indices(found: tuple[int | None, ...], number: int) -> tuple[int | None, ...]:
         return (*found, ps.current().item)
 
-    @ps.graph
-    async def folded() -> tuple[int | None, ...]:
-        return await ps.fold(indices, numbers(3), ())
-
-    assert await engine.run(folded()) == (0, 1, 2)
+    call = folding(indices, lambda: numbers(3), ())
+    assert await engine.run(call) == (0, 1, 2)
 
 
 async def test_a_value_that_fails_ends_it_and_closes_the_stream() -> None:
@@ -124,13 +131,10 @@ async def test_a_value_that_fails_ends_it_and_closes_the_stream() -> None:
         finally:
             closed.append(number)
 
-    @ps.graph
-    async def folded() -> str:
-        return await ps.fold(without_threes, counted(), "")
-
+    call = folding(without_threes, counted)
     async with engine.Engine() as own:
         with pytest.raises(Refused) as caught:
-            await own.run(folded())
+            await own.run(call)
         actors = own.statistics().actors
     assert any("'without_threes'" in note and "item 2" in note for note in caught.value.__notes__)
     assert len(closed) == 1
@@ -172,12 +176,9 @@ async def test_an_error_of_the_stream_is_raised(on_error: Literal["raise", "skip
         yield 1
         raise Refused("the stream")
 
-    @ps.graph
-    async def folded() -> str:
-        return await ps.fold(joined, broken(), "", on_error=on_error)
-
+    call = folding(joined, broken, on_error=on_error)
     with pytest.raises(Refused, match="the stream"):
-        await engine.run(folded())
+        await engine.run(call)
 
 
 async def test_ctrl_c_is_never_left_out() -> None:
@@ -185,12 +186,9 @@ async def test_ctrl_c_is_never_left_out() -> None:
     def interrupted(text: str, number: int) -> str:
         raise KeyboardInterrupt
 
-    @ps.graph
-    async def folded() -> str:
-        return await ps.fold(interrupted, numbers(5), "", on_error="skip")
-
+    call = folding(interrupted, lambda: numbers(5), on_error="skip")
     with pytest.raises(KeyboardInterrupt):
-        await engine.run(folded())
+        await engine.run(call)
 
 
 @virtual
@@ -200,24 +198,15 @@ async def test_a_deadline_ends_it_while_it_waits_for_a_value() -> None:
         yield 1
         await asyncio.sleep(3600)
 
-    @ps.graph
-    async def folded() -> str:
-        return await ps.fold(joined, stuck(), "", on_error="skip")
-
+    call = folding(joined, stuck, on_error="skip")
     with pytest.raises(ps.DeadlineExceeded):
-        await engine.run(folded(), timeout_seconds=5)
+        await engine.run(call, timeout_seconds=5)
 
 
 def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
-    @ps.graph
-    async def folded() -> str:
-        return await ps.fold(joined_later, numbers(3), "", on_error="skip")
-
-    async def main() -> str:
-        return await engine.run(folded())
-
+    call = folding(joined_later, lambda: numbers(3), on_error="skip")
     results = []
-    for outcome in testing.cancel_at_every_step(main):
+    for outcome in testing.cancel_at_every_step(lambda: engine.run(call)):
         assert not outcome.tasks_left, outcome
         assert not outcome.loop_errors, outcome
         results.append(outcome.result)
@@ -272,11 +261,8 @@ async def test_no_more_values_are_alive_than_the_stream_holds() -> None:
             raise Refused
         return total + 1
 
-    @ps.graph
-    async def folded() -> int:
-        return await ps.fold(counted, chunks(), 1, on_error="skip")
-
-    assert await engine.run(folded()) == 7
+    call = folding(counted, chunks, 1, on_error="skip")
+    assert await engine.run(call) == 7
     assert most <= 4  # two buffered, one in the generator, one in the fold
     assert not alive
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import virtual
+from tests.kit import numbers, virtual
 
 
 class Refused(Exception):
@@ -64,16 +64,13 @@ def test_items_come_in_input_order_and_those_that_failed_give_up_their_turn(
         for item in items:
             yield item
 
-    async def body(item: tuple[int, int]) -> int:
-        return await noting(await waits(item))
-
     @ps.graph
     async def of_stream() -> AsyncIterator[int]:
-        return ps.map_each(body, given_items(), concurrency=window, on_error="skip")
+        return ps.map_each(each, given_items(), concurrency=window, on_error="skip")
 
     @ps.graph
     async def of_list(items: list[tuple[int, int]]) -> list[int]:
-        return await ps.map_each(body, items, concurrency=window, on_error="skip")
+        return await ps.map_each(each, items, concurrency=window, on_error="skip")
 
     async def main() -> None:
         right = [number for number, seconds in items if seconds >= 0]
@@ -103,14 +100,7 @@ async def test_the_turn_of_an_item_that_is_cancelled_goes_to_the_next() -> None:
         await asyncio.sleep(0 if number else 1000)
         return number
 
-    inner = stuck >> noting
-
-    @ps.node(timeout_seconds=5)
-    async def limited(number: int) -> int:
-        await asyncio.sleep(0 if number else 1000)
-        return number
-
-    timed = limited >> noting
+    inner, timed = stuck >> noting, stuck.with_policy(timeout_seconds=5) >> noting
     async with engine.stream([timed(number) for number in range(5)], on_error="skip") as results:
         assert [result async for result in results] == [1, 2, 3, 4]
     assert seen == [1, 2, 3, 4]
@@ -151,9 +141,7 @@ def test_what_could_not_wait_for_its_turn_is_refused() -> None:
     async def branching(number: int) -> int:
         return await ps.cond(True, noting, noting, number)
 
-    @ps.node(concurrency=1)
-    async def limited(number: int) -> AsyncIterator[int]:
-        yield number
+    limited = ps.node(concurrency=1)(numbers.fn)
 
     @ps.node(ordered=True)
     class Reading:
@@ -167,13 +155,11 @@ def test_what_could_not_wait_for_its_turn_is_refused() -> None:
         async for value in values:
             yield value
 
-    @ps.graph
-    async def of_limited(number: int) -> int:
-        return await reading(same(limited(number)))
-
     for graph, told in (
-        (twice, "use another instance"), (branching, "cond, switch or while_loop"), (of_limited, "leave out its"),
-    ):  # fmt: skip
+        (twice, "use another instance"),
+        (branching, "cond, switch or while_loop"),
+        (limited >> same >> reading, "leave out its"),
+    ):
         with pytest.raises(ps.PlanError, match=told):
             engine.plan(graph)
     for option in ({"concurrency": 2}, {"capacity": 3}, {"max_bytes": 9}):
