@@ -77,7 +77,7 @@ async def blocks(count: int) -> AsyncIterator[str]:
 
 
 own = engine.Engine()
-service = own.deploy(told, told_by_a_thread, answer, blocks, max_in_flight=1_000, max_queue=0)
+service = own.deploy(told, told_by_a_thread, answer, blocks, max_in_flight=400, max_queue=0)
 app = FastAPI(lifespan=asgi.lifespan(own, service))
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 
@@ -33,10 +34,17 @@ async def served(application: Any) -> AsyncIterator[str]:
             await task
 
 
-def client(url: str, key: str = "sk-1", **options: Any) -> Any:
+@asynccontextmanager
+async def asking(models: dict[str, Any], **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve models with `serving.openai`; yield a client of the server."""
+    async with served(serving.openai(models, **options)) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+        yield http
+
+
+def client(url: str | httpx.URL, key: str = "sk-1", **options: Any) -> Any:
     """Return a client of the package `openai`, which takes a second to import; skip the test if it is not there."""
     openai = pytest.importorskip("openai")
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, **options)
+    return openai.AsyncOpenAI(base_url=f"{str(url).rstrip('/')}/v1", api_key=key, max_retries=0, **options)
 
 
 opened: dict[str, int] = {"opened": 0, "closed": 0}

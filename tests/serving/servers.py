@@ -3,6 +3,7 @@
 import asyncio
 import re
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -72,6 +73,16 @@ async def settled(client: httpx.AsyncClient, idle_tasks: int = IDLE_TASKS) -> di
     return state
 
 
+async def in_flight_after_a_while(client: httpx.AsyncClient) -> int:
+    """Ask how many calls hold a place, until there are none or the tries are used up; return the last number."""
+    in_flight = -1
+    for _ in range(PATIENCE_REQUESTS):
+        in_flight = (await client.get("/in-flight")).json()
+        if not in_flight:
+            break
+    return in_flight
+
+
 async def connect(url: str, path: str, requests: int = 1) -> asyncio.StreamWriter:
     """Send `requests` requests for a stream at once, and read the first bytes."""
     reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
@@ -84,3 +95,41 @@ async def connect(url: str, path: str, requests: int = 1) -> asyncio.StreamWrite
         await writer.wait_closed()
         raise
     return writer
+
+
+WAYS_TO_LEAVE = ("close", "reset", "half-close")
+
+
+def leave(writer: asyncio.StreamWriter, how: str) -> None:
+    if how == "half-close":
+        writer.write_eof()
+    elif how == "reset":
+        lingering = struct.pack("ii", 1, 0)  # linger for 0 seconds: the connection is reset
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, lingering)
+        writer.transport.abort()
+    else:
+        writer.close()
+
+
+async def places_kept(client: httpx.AsyncClient, path: str, how: str, requests: int = 1) -> int:
+    """Have three clients of a stream leave; return how many places they keep."""
+    before = (await client.get("/in-flight")).json()
+    writers = [await connect(str(client.base_url), path, requests) for _ in range(3)]
+    assert (await client.get("/in-flight")).json() >= before + 3
+    for writer in writers:
+        leave(writer, how)
+    kept = await in_flight_after_a_while(client) - before
+    for writer in writers:
+        writer.close()
+    return kept
+
+
+async def places_of_a_client_who_stalls(client: httpx.AsyncClient, path: str) -> tuple[int, int]:
+    """Return how many places a client has that stops reading, at once and after a while."""
+    writer = await connect(str(client.base_url), path)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    held = (await client.get("/in-flight")).json()
+    left = await in_flight_after_a_while(client)
+    writer.close()
+    await writer.wait_closed()  # closing would block this loop until the server ends
+    return held, left

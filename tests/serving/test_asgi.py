@@ -23,8 +23,18 @@ from starlette.routing import Route
 
 import penstock as ps
 from penstock import asgi, engine, testing
-from tests.serving.servers import client, connect, server, settled
-from tests.serving.test_disconnects import in_flight_after_a_while, leave
+from tests.kit import virtual
+from tests.serving.servers import (
+    WAYS_TO_LEAVE,
+    client,
+    connect,
+    in_flight_after_a_while,
+    leave,
+    places_kept,
+    places_of_a_client_who_stalls,
+    server,
+    settled,
+)
 
 APPLICATION = "tests.serving.asgi_app"
 # Each server on its usual event loop, and on the other loop.
@@ -34,8 +44,7 @@ SERVERS = [
     pytest.param(("uvicorn", "asyncio"), marks=pytest.mark.long),
     pytest.param(("hypercorn", "uvloop"), marks=pytest.mark.long),
 ]
-CONNECTIONS = 1_000
-HELD = ("in_flight", "queued", "open_generators", "tasks")  # tasks: without those of the server itself
+CONNECTIONS = 400  # all places of the deployment
 
 
 @dataclass(frozen=True)
@@ -64,15 +73,7 @@ async def breaks(count: int) -> AsyncIterator[int]:
     raise LookupError("a secret")
 
 
-@ps.graph
-async def told(count: int) -> dict[str, int]:
-    return await work(count)
-
-
-said = ps.graph(say)
-
-
-broken = ps.graph(breaks)
+told, said, broken = ps.graph(work), ps.graph(say), ps.graph(breaks)
 
 
 class Client:
@@ -141,20 +142,16 @@ async def test_the_same_as_lines_of_json() -> None:
         await Client().asks_for(asgi.ndjson(engine.stream(one_object())))
 
 
+@ps.graph
 @ps.node
-async def objects() -> AsyncIterator[object]:
+async def one_object() -> AsyncIterator[object]:
     yield object()
 
 
-one_object = ps.graph(objects)
-
-
+@ps.graph
 @ps.node
-async def numbers(text: str) -> AsyncIterator[float]:
+async def floats(text: str) -> AsyncIterator[float]:
     yield float(text)
-
-
-halves = ps.graph(numbers)
 
 
 async def test_values_that_are_ready_go_out_in_one_chunk_and_those_before_an_error_arrive() -> None:
@@ -197,7 +194,7 @@ async def test_values_that_are_ready_go_out_in_one_chunk_and_those_before_an_err
 async def test_what_neither_json_nor_utf_8_can_say() -> None:
     client = Client()
     with pytest.raises(ValueError, match="not JSON compliant"):
-        await client.asks_for(asgi.ndjson(engine.stream(halves("nan"))))
+        await client.asks_for(asgi.ndjson(engine.stream(floats("nan"))))
     assert client.sent == []
     assert await Client().asks_for(asgi.event_stream(engine.stream(said("a\udc80")))) == (
         "data: a?\n\nevent: end\ndata: \n\n"
@@ -208,14 +205,12 @@ class Color(str, enum.Enum):  # noqa: UP042 - a StrEnum writes its value in a fo
     RED = "red"
 
 
+@ps.graph
 @ps.node(effectful="unordered")
-async def colors(count: int) -> AsyncIterator[Any]:
+async def colored(count: int) -> AsyncIterator[Any]:
     await ps.emit(Color.RED)
     for _ in range(count):
         yield Color.RED
-
-
-colored = ps.graph(colors)
 
 
 async def test_text_is_sent_as_it_is_though_it_has_another_format() -> None:
@@ -336,23 +331,17 @@ async def test_a_client_of_a_detached_call_leaves_and_comes_again_with_the_id_of
         assert lines == f'{missed}\n{{"kind": "result", "value": 3}}\n'
 
 
-async def test_an_error_before_the_first_item_comes_before_the_status() -> None:
-    client = Client()
-    with pytest.raises(LookupError):
-        await client.asks_for(asgi.event_stream(engine.stream(broken(0))))
-    assert client.sent == []
-
-
-async def test_a_later_error_is_told_without_its_text_and_raised() -> None:
-    client = Client()
-    with pytest.raises(LookupError):
-        await client.asks_for(asgi.event_stream(engine.stream(broken(1))))
-    assert client.body == "data: 0\n\nevent: failed\ndata: LookupError\n\n"
-    client = Client()
-    with pytest.raises(LookupError):
-        await client.asks_for(asgi.ndjson(engine.stream(broken(1))))
-    assert client.body == '0\n{"kind": "failed", "error": "LookupError"}\n'
-    assert all(message.get("more_body", True) for message in client.sent)
+async def test_an_error_comes_before_the_status_or_is_told_without_its_text_and_raised() -> None:
+    for make, count, told in (
+        (asgi.event_stream, 0, ""),
+        (asgi.event_stream, 1, "data: 0\n\nevent: failed\ndata: LookupError\n\n"),
+        (asgi.ndjson, 1, '0\n{"kind": "failed", "error": "LookupError"}\n'),
+    ):
+        client = Client()
+        with pytest.raises(LookupError):
+            await client.asks_for(make(engine.stream(broken(count))))
+        assert (client.body, bool(client.sent)) == (told, bool(count))
+        assert all(message.get("more_body", True) for message in client.sent)
 
 
 async def test_another_protocol_is_two_arguments() -> None:
@@ -418,11 +407,7 @@ class Answers:
                 await self.goes_on.wait()
             return given
 
-        @ps.graph
-        async def graph(given: object) -> object:
-            return await work(given)
-
-        self.service = engine.Engine().deploy(graph, max_in_flight=1, max_queue=0, key=lambda given: "tenant")
+        self.service = engine.Engine().deploy(ps.graph(work), max_in_flight=1, max_queue=0, key=lambda given: "tenant")
 
     async def ask(self, client: Client, given: object, **options: Any) -> Response:
         scope = {"type": "http", "method": "GET"}
@@ -462,13 +447,12 @@ async def test_an_error_that_has_a_status_is_answered_without_its_text(
 
 
 async def test_a_stream_that_fails_before_its_first_item_has_the_status_of_the_error() -> None:
+    @ps.graph
     @ps.node
-    async def fails(error: Exception, count: int) -> AsyncIterator[int]:
+    async def failing(error: Exception, count: int) -> AsyncIterator[int]:
         for number in range(count):
             yield number
         raise error
-
-    failing = ps.graph(fails)
 
     def stream(error: Exception, count: int = 0) -> engine.Stream[int]:
         return engine.stream(failing(error, count))
@@ -538,19 +522,17 @@ def test_a_client_of_a_plain_endpoint_that_leaves_ends_its_call(effort: int) -> 
     assert {*testing.interleavings(main, count=60 * effort)} == {200, 499}
 
 
-def test_a_timeout_of_the_call_is_none_of_the_client() -> None:
-    async def main() -> None:
-        answers = Answers()
-        async with answers.service:
-            assert (await answers.ask(Client(), "waits")).status_code == 504
-            asking = asyncio.create_task(answers.ask(Client(), "waits"))
-            await asyncio.sleep(1)
-            asking.cancel()  # as a server that ends cancels its requests
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-            assert answers.service.statistics().admission.in_flight == 0
-
-    testing.run_virtual(main)
+@virtual
+async def test_a_timeout_of_the_call_is_none_of_the_client() -> None:
+    answers = Answers()
+    async with answers.service:
+        assert (await answers.ask(Client(), "waits")).status_code == 504
+        asking = asyncio.create_task(answers.ask(Client(), "waits"))
+        await asyncio.sleep(1)
+        asking.cancel()  # as a server that ends cancels its requests
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert answers.service.statistics().admission.in_flight == 0
 
 
 class Held:
@@ -570,33 +552,30 @@ class Held:
             finally:
                 self.closed = True
 
-        @ps.graph
-        async def graph(count: int) -> AsyncIterator[str]:
-            return held(count)
+        self.graph = ps.graph(held)
 
-        self.graph = graph
+    async def answered_to(self, client: "Client", count: int = 1) -> "asyncio.Future[str]":
+        """Begin a response with so many values; return its body to come, once the response waits."""
+        answering = asyncio.ensure_future(client.asks_for(asgi.event_stream(engine.stream(self.graph(count)))))
+        await testing.wait_quiescent()
+        return answering
 
 
 @pytest.mark.parametrize("count", [0, 1], ids=["before the status", "between two values"])
 async def test_a_client_that_goes_ends_its_call(count: int) -> None:
     held, client = Held(), Client()
-    async with engine.deploy(held.graph) as service:
-        answering = asyncio.ensure_future(client.asks_for(asgi.event_stream(service.stream(held.graph(count)))))
-        await testing.wait_quiescent()
-        client.gone.set()
-        await answering
-        assert held.closed
-        assert service.statistics().admission.in_flight == 0
+    answering = await held.answered_to(client, count)
+    client.gone.set()
+    await answering
+    assert held.closed
     assert client.sent[0]["status"] == (200 if count else 499)
 
 
 @pytest.mark.parametrize("make", [asgi.event_stream, asgi.ndjson])
 async def test_head_has_the_status_and_ends_the_call(make: Callable[[engine.Stream[Any]], Response]) -> None:
     held, client = Held(), Client()
-    async with engine.deploy(held.graph) as service:
-        assert await client.asks_for(make(service.stream(held.graph(1))), "HEAD") == ""
-        assert held.closed
-        assert service.statistics().admission.in_flight == 0
+    assert await client.asks_for(make(engine.stream(held.graph(1))), "HEAD") == ""
+    assert held.closed
     assert [message.get("status") for message in client.sent] == [200, None]
     assert client.sent[-1]["more_body"] is False
     with pytest.raises(LookupError):
@@ -605,14 +584,11 @@ async def test_head_has_the_status_and_ends_the_call(make: Callable[[engine.Stre
 
 async def test_a_request_that_is_cancelled_ends_its_call() -> None:
     held, client = Held(), Client()
-    async with engine.deploy(held.graph) as service:
-        answering = asyncio.ensure_future(client.asks_for(asgi.ndjson(service.stream(held.graph(1)))))
-        await testing.wait_quiescent()
-        answering.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await answering
-        assert held.closed
-        assert service.statistics().admission.in_flight == 0
+    answering = await held.answered_to(client)
+    answering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answering
+    assert held.closed
 
 
 async def test_a_server_that_raises_for_a_client_that_has_gone() -> None:
@@ -649,8 +625,7 @@ async def test_an_error_of_the_server_while_it_watches_the_client_is_raised() ->
         raise LookupError("middleware")
 
     client.receive = receive  # type: ignore[method-assign]
-    answering = asyncio.ensure_future(client.asks_for(asgi.event_stream(engine.stream(held.graph(1)))))
-    await testing.wait_quiescent()
+    answering = await held.answered_to(client)
     client.gone.set()
     with pytest.raises(LookupError, match="middleware"):
         await answering
@@ -685,8 +660,7 @@ async def test_a_lost_connection_that_only_its_transport_knows_ends_the_call(cou
         client.sent.append(message)
 
     client.send = send  # type: ignore[method-assign]
-    answering = asyncio.ensure_future(client.asks_for(asgi.event_stream(engine.stream(held.graph(count)))))
-    await testing.wait_quiescent()
+    answering = await held.answered_to(client, count)
     transport.is_lost = True
     held.goes_on.set()
     await answering
@@ -713,53 +687,46 @@ async def test_an_error_of_a_write_is_raised_unless_the_connection_is_lost(is_lo
     assert held.closed
 
 
-def test_a_client_that_stalls_ends_its_call_and_one_that_is_only_slow_does_not() -> None:
-    async def main() -> None:
-        held, client = Held(), Client()
-        client.takes.clear()
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await client.asks_for(asgi.event_stream(engine.stream(held.graph(1))))
-        assert loop.time() - began == 30
-        assert held.closed
-        assert client.sent == []
+@virtual
+async def test_a_client_that_stalls_ends_its_call_and_one_that_is_only_slow_does_not() -> None:
+    held, client = Held(), Client()
+    client.takes.clear()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await client.asks_for(asgi.event_stream(engine.stream(held.graph(1))))
+    assert loop.time() - began == 30
+    assert held.closed
+    assert client.sent == []
 
-        async def slowly(message: MutableMapping[str, Any]) -> None:
-            await asyncio.sleep(29)
-            client.sent.append(message)
+    async def slowly(message: MutableMapping[str, Any]) -> None:
+        await asyncio.sleep(29)
+        client.sent.append(message)
 
-        client.send = slowly  # type: ignore[method-assign]
-        stream = engine.stream(said("a b c"))
-        await client.asks_for(asgi.event_stream(stream, stall_timeout_seconds=60))
-        assert client.body == "data: a\n\ndata: b\n\ndata: c\n\nevent: end\ndata: \n\n"
-
-    testing.run_virtual(main)
+    client.send = slowly  # type: ignore[method-assign]
+    stream = engine.stream(said("a b c"))
+    await client.asks_for(asgi.event_stream(stream, stall_timeout_seconds=60))
+    assert client.body == "data: a\n\ndata: b\n\ndata: c\n\nevent: end\ndata: \n\n"
 
 
-def test_a_comment_is_sent_while_there_is_nothing() -> None:
-    async def main() -> None:
-        held, client = Held(), Client()
-        answering = asyncio.ensure_future(client.asks_for(asgi.event_stream(engine.stream(held.graph(0)))))
-        await asyncio.sleep(40)
-        assert client.body == ":\n\n" * 2
-        assert client.sent[0]["status"] == 200
-        held.goes_on.set()
-        assert await answering == ":\n\n:\n\ndata: y\n\nevent: end\ndata: \n\n"
-
-    testing.run_virtual(main)
+@virtual
+async def test_a_comment_is_sent_while_there_is_nothing() -> None:
+    held, client = Held(), Client()
+    answering = asyncio.ensure_future(client.asks_for(asgi.event_stream(engine.stream(held.graph(0)))))
+    await asyncio.sleep(40)
+    assert client.body == ":\n\n" * 2
+    assert client.sent[0]["status"] == 200
+    held.goes_on.set()
+    assert await answering == ":\n\n:\n\ndata: y\n\nevent: end\ndata: \n\n"
 
 
 def test_limits_of_silence_and_of_stalls_begin_anew_with_each_item() -> None:
+    @ps.graph
     @ps.node
     async def every_ten_seconds(count: int) -> AsyncIterator[str]:
         for number in range(count):
             await asyncio.sleep(10)
             yield str(number)
         await asyncio.sleep(16)
-
-    @ps.graph
-    async def graph(count: int) -> AsyncIterator[str]:
-        return every_ten_seconds(count)
 
     async def main() -> None:
         client, loop = Client(), asyncio.get_running_loop()
@@ -773,7 +740,7 @@ def test_limits_of_silence_and_of_stalls_begin_anew_with_each_item() -> None:
 
         client.send = send  # type: ignore[method-assign]
         began = loop.time()
-        await client.asks_for(asgi.event_stream(engine.stream(graph(3))))
+        await client.asks_for(asgi.event_stream(engine.stream(every_ten_seconds(3))))
         assert told == [
             *((10.0 * (number + 1), f"data: {number}\n\n") for number in range(3)),
             (45, ":\n\n"),
@@ -781,7 +748,7 @@ def test_limits_of_silence_and_of_stalls_begin_anew_with_each_item() -> None:
         ]
         told.clear()
         began = loop.time()
-        await client.asks_for(asgi.event_stream(engine.stream(graph(9))))
+        await client.asks_for(asgi.event_stream(engine.stream(every_ten_seconds(9))))
         assert told[-1] == (50, "data: 4\n\n")
         assert loop.time() - began == 80
 
@@ -810,23 +777,21 @@ async def test_both_frameworks_take_the_responses_and_the_lifespan(make: Callabl
                 refused = await http.get("/")
             assert refused.status_code == 503
             assert int(refused.headers["retry-after"]) >= 1
-            assert "told" not in refused.text
+            assert "work" not in refused.text
     assert [*states, service.state] == ["starting", "ready", "stopped"]
 
 
-def test_a_lifespan_ends_calls_that_take_too_long() -> None:
-    async def main() -> None:
-        held = Held()
-        service = engine.deploy(held.graph)
-        lifespan = asgi.lifespan(service, drain_timeout_seconds=5)
-        async with lifespan(None):
-            stream = service.stream(held.graph(1))
-            await anext(stream)
-        assert held.closed
-        with pytest.raises(ps.EngineClosedError):
-            await anext(stream)
-
-    testing.run_virtual(main)
+@virtual
+async def test_a_lifespan_ends_calls_that_take_too_long() -> None:
+    held = Held()
+    service = engine.deploy(held.graph)
+    lifespan = asgi.lifespan(service, drain_timeout_seconds=5)
+    async with lifespan(None):
+        stream = service.stream(held.graph(1))
+        await anext(stream)
+    assert held.closed
+    with pytest.raises(ps.EngineClosedError):
+        await anext(stream)
 
 
 async def test_a_refusal_says_when_to_come_back() -> None:
@@ -885,42 +850,31 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
+async def is_idle(http: httpx.AsyncClient) -> bool:
+    """Whether the server holds nothing after a while, without the tasks of the server itself."""
+    state = await settled(http, idle_tasks=0)
+    return not any(state[name] for name in ("in_flight", "queued", "open_generators", "tasks"))
+
+
+STREAMS = ("stream/values", "stream/events", "stream/thread", "stream/both", "lines/values", "lines/events")
+
+
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
 async def test_a_client_who_goes_in_whatever_way_frees_its_place(address: str) -> None:
-    kept: dict[tuple[str, str], int] = {}
     async with client(address) as http:
         await http.post("/disable-collector")
-        for path in (
-            "stream/values",
-            "stream/events",
-            "stream/thread",
-            "stream/both",
-            "lines/values",
-            "lines/events",
-        ):
-            for how in ("close", "reset", "half-close"):
-                writers = [await connect(address, f"/{path}") for _ in range(3)]
-                assert (await http.get("/in-flight")).json() == 3 + sum(kept.values())
-                for writer in writers:
-                    leave(writer, how)
-                still = await in_flight_after_a_while(http) - sum(kept.values())
-                if still:
-                    kept[path, how] = still
-                for writer in writers:
-                    writer.close()
-        state = await settled(http, idle_tasks=0)
-    assert kept == {}
-    assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
+        kept = {(path, how): await places_kept(http, f"/{path}", how) for path in STREAMS for how in WAYS_TO_LEAVE}
+        assert kept == dict.fromkeys(kept, 0)
+        assert await is_idle(http)
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
 async def test_a_client_of_a_plain_endpoint_who_goes_frees_its_place(address: str) -> None:
     async with client(address) as http:
         assert (await http.get("/answer", params={"count": 3})).json() == 3
-        for how in ("close", "reset", "half-close"):
-            writers = [
-                (await asyncio.open_connection(*address.removeprefix("http://").split(":")))[1] for _ in range(3)
-            ]
+        for how in WAYS_TO_LEAVE:
+            host = address.removeprefix("http://").split(":")
+            writers = [(await asyncio.open_connection(*host))[1] for _ in range(3)]
             for writer in writers:
                 writer.write(b"GET /answer?count=-1 HTTP/1.1\r\nHost: test\r\n\r\n")
             while (await http.get("/in-flight")).json() < 3:
@@ -930,48 +884,35 @@ async def test_a_client_of_a_plain_endpoint_who_goes_frees_its_place(address: st
             assert await in_flight_after_a_while(http) == 0, how
             for writer in writers:
                 writer.close()
-        state = await settled(http, idle_tasks=0)
-    assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
+        assert await is_idle(http)
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
 @pytest.mark.parametrize(
-    ("loop", "protocol"),
+    "options",
     [
-        ("asyncio", "httptools"),
-        ("uvloop", "httptools"),
-        pytest.param("asyncio", "h11", marks=pytest.mark.long),
+        ("--loop=asyncio", "--http=httptools"),
+        pytest.param(("--loop=uvloop", "--http=httptools"), marks=pytest.mark.long),
+        pytest.param(("--loop=asyncio", "--http=h11"), marks=pytest.mark.long),
     ],
 )
-async def test_a_client_who_goes_with_a_request_behind_its_stream_frees_its_place(loop: str, protocol: str) -> None:
-    kept: list[tuple[str, str, int]] = []
-    options, expected = ["--loop", loop, "--http", protocol], "INFO|without completing response"
-    with server(*options, application=APPLICATION, expected=expected) as (url, _):
+async def test_a_client_who_goes_with_a_request_behind_its_stream_frees_its_place(options: tuple[str, ...]) -> None:
+    with server(*options, application=APPLICATION, expected="INFO|without completing response") as (url, _):
         async with client(url) as http:
-            for path in ("stream/values", "lines/events"):
-                for how in ("close", "reset"):
-                    writers = [await connect(url, f"/{path}", requests=2) for _ in range(3)]
-                    for writer in writers:
-                        leave(writer, how)
-                    if still := await in_flight_after_a_while(http):
-                        kept.append((path, how, still))
-            state = await settled(http, idle_tasks=0)
-    assert kept == []
-    assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
+            kept = {
+                (path, how): await places_kept(http, f"/{path}", how, requests=2)
+                for path in ("stream/values", "lines/events")
+                for how in ("close", "reset")
+            }
+            assert kept == dict.fromkeys(kept, 0)
+            assert await is_idle(http)
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
 async def test_a_client_who_stalls_frees_its_place_while_it_stays(address: str) -> None:
     async with client(address) as http:
-        writer = await connect(address, "/stream/blocks?stall_timeout_seconds=0.5")
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
-        held = (await http.get("/in-flight")).json()
-        left = await in_flight_after_a_while(http)
-        state = await settled(http, idle_tasks=0)
-        writer.close()
-        await writer.wait_closed()  # closing would block this loop until the server ends
-    assert (held, left) == (1, 0)
-    assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
+        assert await places_of_a_client_who_stalls(http, "/stream/blocks?stall_timeout_seconds=0.5") == (1, 0)
+        assert await is_idle(http)
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
@@ -988,7 +929,7 @@ async def test_a_slow_client_gets_everything(address: str) -> None:
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
 @pytest.mark.parametrize(("name", "loop"), [SERVERS[0], pytest.param(*SERVERS[1], marks=pytest.mark.long)])
-async def test_a_thousand_connections_leave_nothing(name: str, loop: str) -> None:
+async def test_hundreds_of_connections_leave_nothing(name: str, loop: str) -> None:
     async def one(url: str, number: int) -> asyncio.StreamWriter:
         path = ("stream/values", "stream/events", "lines/values", "lines/events")[number % 4]
         return await connect(url, f"/{path}")
@@ -1000,8 +941,7 @@ async def test_a_thousand_connections_leave_nothing(name: str, loop: str) -> Non
             refused = await http.get("/stream/values")
             assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (503, True)
             for number, writer in enumerate(writers):
-                leave(writer, ("close", "reset", "half-close")[number % 3])
-            state = await settled(http, idle_tasks=0)
+                leave(writer, WAYS_TO_LEAVE[number % 3])
+            assert await is_idle(http)
             for writer in writers:
                 writer.close()
-    assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)

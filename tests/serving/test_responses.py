@@ -6,13 +6,12 @@ import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
 import structlog
 
 import penstock as ps
 from penstock import serving
-from tests.serving.openai_server import Messages, client, fails, length, served, thinker
+from tests.serving.openai_server import Messages, asking, client, fails, length, served, thinker
 from tests.serving.test_upstreams import Server
 
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -45,14 +44,13 @@ def plain(response: Any) -> Any:
 @pytest.mark.parametrize("model", ["thinker", "mixed"])
 @pytest.mark.parametrize("has_tools", [False, True])
 async def test_what_the_client_gathers_from_events_is_the_whole_response(model: str, has_tools: bool) -> None:
-    app = serving.openai({"thinker": thinker, "mixed": mixed})
     asked: dict[str, Any] = {"model": model, "input": "hi", "instructions": "Be brief.", "metadata": {"a": "b"}}
     if has_tools:
         if model == "mixed":
             pytest.skip("it does not take the request")
         asked["tools"] = [TOOL]
     events: list[Any] = []
-    async with served(app) as url, client(url) as ask:
+    async with asking({"thinker": thinker, "mixed": mixed}) as http, client(http.base_url) as ask:
         whole = await ask.responses.create(**asked)
         async with ask.responses.stream(**asked) as stream:
             events += [event async for event in stream]
@@ -89,8 +87,7 @@ async def test_a_structured_output() -> None:
     class City(BaseModel):
         city: str
 
-    app = serving.openai({"thinker": thinker})
-    async with served(app) as url, client(url) as ask:
+    async with asking({"thinker": thinker}) as http, client(http.base_url) as ask:
         found = await ask.responses.parse(model="thinker", input="hi", text_format=City)
     assert found.output_parsed == City(city="Ulm")
 
@@ -113,7 +110,6 @@ async def test_the_input_becomes_the_messages_of_a_chat() -> None:
         {"type": "function_call_output", "call_id": "c1", "output": "42"},
         {"role": "user", "content": [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "u"}]},
     ]
-    app = serving.openai({"look": look})
     body = {
         "model": "look", "input": given, "instructions": "Go.", "max_output_tokens": 9, "temperature": 0.5,
         "tools": [TOOL, {"type": "web_search"}], "tool_choice": {"type": "function", "name": "weather"}, "store": True,
@@ -121,7 +117,7 @@ async def test_the_input_becomes_the_messages_of_a_chat() -> None:
         "service_tier": "auto", "prompt_cache_key": "k",
     }  # fmt: skip
     with structlog.testing.capture_logs() as logs:
-        async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        async with asking({"look": look}) as http:
             response = (await http.post("/v1/responses", json=body)).json()
     assert response["status"] == "completed", response
     ((messages, chat),) = seen
@@ -162,15 +158,13 @@ async def test_the_input_becomes_the_messages_of_a_chat() -> None:
     ],
 )
 async def test_what_cannot_be_honoured_is_refused(field: dict[str, Any], param: str) -> None:
-    app = serving.openai({"mixed": mixed})
-    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+    async with asking({"mixed": mixed}) as http:
         response = await http.post("/v1/responses", json={"model": "mixed", "input": "hi", **field})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 async def test_a_failure_behind_the_first_event_is_an_event() -> None:
-    app = serving.openai({"fails": fails})
-    async with served(app) as url, client(url) as ask:
+    async with asking({"fails": fails}) as http, client(http.base_url) as ask:
         events = [event async for event in await ask.responses.create(model="fails", input="late", stream=True)]
         with pytest.raises(pytest.importorskip("openai").InternalServerError):
             await ask.responses.create(model="fails", input="early", stream=True)
@@ -180,20 +174,21 @@ async def test_a_failure_behind_the_first_event_is_an_event() -> None:
 
 async def test_a_server_of_chats_answers_responses() -> None:
     server = Server()
-    async with served(server.app) as url:
-        app = serving.openai({"small": serving.upstream(f"{url}/v1")})
-        async with served(app) as front, client(front) as ask:
-            whole = await ask.responses.create(model="small", input="hi")
-            async with ask.responses.stream(model="small", input="hi") as stream:
-                gathered = await stream.get_final_response()
+    async with (
+        served(server.app) as url,
+        asking({"small": serving.upstream(f"{url}/v1")}) as http,
+        client(http.base_url) as ask,
+    ):
+        whole = await ask.responses.create(model="small", input="hi")
+        async with ask.responses.stream(model="small", input="hi") as stream:
+            gathered = await stream.get_final_response()
     assert whole.output_text == gathered.output_text == "one two three"
     assert whole.usage.total_tokens == gathered.usage.total_tokens == 5
     assert server.bodies[0]["messages"] == [{"role": "user", "content": "hi"}]
 
 
 async def test_embeddings_in_both_forms_and_of_a_server() -> None:
-    app = serving.openai({"length": length, "thinker": thinker})
-    async with served(app) as url, client(url) as ask, httpx.AsyncClient(base_url=url) as http:
+    async with asking({"length": length, "thinker": thinker}) as http, client(http.base_url) as ask:
         # By default, the client asks for base64.
         found = await ask.embeddings.create(model="length", input=["a", "bcd"])
         assert [one.embedding for one in found.data] == [[1.0, 0.5], [3.0, 0.5]]
@@ -211,9 +206,7 @@ async def test_embeddings_in_both_forms_and_of_a_server() -> None:
         chat = {"model": "length", "messages": [{"role": "user", "content": "x"}]}
         assert (await http.post("/v1/chat/completions", json=chat)).json()["error"]["param"] == "model"
     server = Server()
-    async with served(server.app) as url:
-        app = serving.openai({"up": serving.upstream(f"{url}/v1", model="inside")})
-        async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
-            answer = await http.post("/v1/embeddings", json={"model": "up", "input": [1, 2], "dimensions": 7})
+    async with served(server.app) as url, asking({"up": serving.upstream(f"{url}/v1", model="inside")}) as http:
+        answer = await http.post("/v1/embeddings", json={"model": "up", "input": [1, 2], "dimensions": 7})
     assert answer.json()["model"] == "up"
     assert server.bodies == [{"model": "inside", "input": [1, 2], "dimensions": 7}]

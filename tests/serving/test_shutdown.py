@@ -12,7 +12,7 @@ TOKENS = 200
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop", [pytest.param("asyncio", marks=pytest.mark.long), "uvloop"])
 async def test_requests_that_have_begun_are_finished_after_sigterm(loop: str) -> None:
     begun = asyncio.Semaphore(0)
 

@@ -3,14 +3,11 @@
 import asyncio
 import contextlib
 import json
-from collections import Counter
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
-import structlog
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -18,7 +15,7 @@ from starlette.routing import Route
 
 import penstock as ps
 from penstock import engine, serving
-from tests.serving.openai_server import Messages, served
+from tests.serving.openai_server import Messages, asking, served
 
 ASKED: Messages = [{"role": "user", "content": "hi"}]
 CLIENTS = 4
@@ -88,28 +85,11 @@ class Server:
         return f"data: {json.dumps({'id': 'up', 'model': body['model'], 'extra': 1, 'choices': choices, **more})}\n\n"
 
 
-async def read(http: httpx.AsyncClient, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[int, str]:
-    """Return the status and the text of an answer; for a stream, "" if it looks complete, else the error at its end."""
-    response = await http.post(path, json=body)
-    if not body.get("stream") or response.status_code != 200:
-        return response.status_code, response.text
-    *chunks, last = [json.loads(line[6:]) for line in response.text.splitlines() if line[:7] == "data: {"]
-    finished = [chunk for chunk in (*chunks, last) if chunk.get("choices") and chunk["choices"][0]["finish_reason"]]
-    if "error" in last:
-        assert not finished
-        return 200, str(last["error"]["message"])
-    assert len(finished) == 1
-    text = "".join(one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"])
-    assert text == "".join(WORDS)
-    return 200, ""
-
-
 async def test_a_server_is_a_model_and_its_bytes_go_on_with_another_name() -> None:
     server = Server()
     async with served(server.app) as url:
         small = serving.upstream(f"{url}/v1/", model="inside", api_key="sk-up")
-        app = serving.openai({"small": small})
-        async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
+        async with asking({"small": small}) as http:
             body = {"model": "small", "messages": ASKED, "n": 2, "seed": 3, "unheard_of": {"a": 1}}
             whole = (await http.post("/v1/chat/completions", json=body)).json()
             stream = (await http.post("/v1/chat/completions", json={**body, "stream": True})).text
@@ -151,8 +131,7 @@ async def test_a_graph_in_front_changes_the_messages_and_reads_the_parts() -> No
         async def rag(messages: Messages, request: serving.Request) -> AsyncIterator[serving.Delta]:
             return loud(small.chat(await with_facts(messages), request))
 
-        app = serving.openai({"rag": rag}, parts=[small])
-        async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
+        async with asking({"rag": rag}, parts=[small]) as http:
             for stream in (False, True):
                 body = {"model": "rag", "messages": ASKED, "stream": stream}
                 answer = await http.post("/v1/chat/completions", json=body)
@@ -192,10 +171,8 @@ async def test_what_is_wrong_with_a_server_is_an_error_with_its_status(
 
 async def test_a_whole_answer_that_is_no_json_is_an_error_of_the_server() -> None:
     server = Server("page")
-    async with served(server.app) as url:
-        app = serving.openai({"small": serving.upstream(f"{url}/v1")})
-        async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
-            answer = await http.post("/v1/chat/completions", json={"model": "small", "messages": ASKED})
+    async with served(server.app) as url, asking({"small": serving.upstream(f"{url}/v1")}) as http:
+        answer = await http.post("/v1/chat/completions", json={"model": "small", "messages": ASKED})
     assert (answer.status_code, answer.json()["error"]["message"]) == (
         502, "The upstream has sent something else than JSON.",
     )  # fmt: skip
@@ -233,8 +210,7 @@ async def test_a_request_on_a_connection_that_the_server_closes_is_sent_again(
     async with await asyncio.start_server(serve, "127.0.0.1") as server:
         host, port = server.sockets[0].getsockname()
         small = serving.upstream(f"http://{host}:{port}/v1", breaker=serving.Breaker(failures=9))
-        app = serving.openai({"small": small}, parts=[small])
-        async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
+        async with asking({"small": small}, parts=[small]) as http:
             body = {"model": "small", "messages": ASKED}
             statuses = [(await http.post("/v1/chat/completions", json=body)).status_code for _ in expected]
     # A request that failed on a new connection is not sent again: the request may be what breaks the server.
@@ -303,8 +279,7 @@ async def test_the_idlest_server_is_asked_and_the_one_that_had_the_prefix_is_pre
     first, second = Server("endless"), Server("endless")
     async with served(first.app) as one, served(second.app) as two:
         both = serving.upstream([f"{one}/v1", f"{two}/v1"], prefix=lambda asked: asked.user, imbalance=2)
-        app = serving.openai({"both": both})
-        async with served(app) as front, httpx.AsyncClient(base_url=front) as http, contextlib.AsyncExitStack() as held:
+        async with asking({"both": both}) as http, contextlib.AsyncExitStack() as held:
 
             async def ask(user: str) -> None:
                 body = {"model": "both", "messages": ASKED, "stream": True, "user": user}
@@ -320,61 +295,6 @@ async def test_the_idlest_server_is_asked_and_the_one_that_had_the_prefix_is_pre
             assert [replica.in_flight for replica in both.replicas] == [4, 2]
         assert [replica.in_flight for replica in both.replicas] == [0, 0]
     assert (first.open, second.open) == (0, 0)
-
-
-@pytest.mark.asyncio(loop_factories=["uvloop"])  # only network traffic, and it takes nine seconds
-async def test_two_bad_servers_and_many_clients_who_each_have_one_outcome() -> None:
-    """Failover happens only before the first value, and an answer that looks complete is complete."""
-    first = Server("well", "busy", "drops early", "broken", "drops", "well", "fails", "hangs")
-    second = Server("well", "broken", "well", "drops", "drops early")
-    async with served(first.app) as one, served(second.app) as two:
-        never = serving.Breaker(failures=10_000)
-        bad = serving.upstream(f"{one}/v1", timeout_seconds=1, breaker=never)
-        worse = serving.upstream(f"{two}/v1", timeout_seconds=1, breaker=never)
-        again = ps.Retry(2, retry_on=serving.UpstreamError, wait=ps.retry_after)
-        model = bad.chat.with_policy(retry=again, failover=worse.chat)
-        app = serving.openai({"model": model}, parts=[worse], max_in_flight=1000, max_queue=0)
-        async with served(app) as front, httpx.AsyncClient(base_url=front, timeout=30, limits=NO_LIMITS) as http:
-            body = {"model": "model", "messages": ASKED, "stream": True}
-            with structlog.testing.capture_logs():  # logging each traceback as text would take longer than its request
-                outcomes = Counter(await asyncio.gather(*(read(http, body) for _ in range(300))))
-    assert sum(outcomes.values()) == 300
-    assert outcomes[200, ""] > 100
-    dropped = "The upstream has ended its stream before the end of the answer."
-    told_late = {told for status, told in outcomes if status == 200}
-    assert {"", "out of memory", dropped} == told_late
-    assert {status for status, _ in outcomes} <= {200, 502, 504}
-    assert first.open == second.open == 0
-
-
-NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-
-
-@pytest.mark.parametrize("clients", [200, pytest.param(1000, marks=pytest.mark.long)])
-async def test_clients_of_whom_a_third_leave_hold_no_upstream_connection(clients: int) -> None:
-    server = Server("endless", "well", "well")
-    async with served(server.app) as url:
-        small = serving.upstream(f"{url}/v1")
-        app = serving.openai({"small": small}, max_in_flight=2000)
-        async with served(app) as front, httpx.AsyncClient(base_url=front, timeout=60, limits=NO_LIMITS) as http:
-            body = {"model": "small", "messages": ASKED, "stream": True}
-
-            async def client() -> int:
-                read = 0
-                async with http.stream("POST", "/v1/chat/completions", json=body) as stream:
-                    chunks: Any = stream.aiter_raw()
-                    async for chunk in chunks:
-                        read += chunk.count(b'"x"')
-                        if read > 3:
-                            break
-                    await chunks.aclose()
-                return read
-
-            left = [read > 3 for read in await asyncio.gather(*(client() for _ in range(clients)))]
-            assert sum(left) == -(-clients // 3)
-            async with asyncio.timeout(20):
-                while server.open or small.replicas[0].in_flight:
-                    await asyncio.sleep(0.001)
 
 
 class Outputs:
@@ -407,8 +327,7 @@ async def test_an_engine_in_the_process_is_a_node_and_a_reader_who_leaves_aborts
         prompt=lambda messages: str(messages[-1]["content"]),
         params=lambda request: 10**9 if request is None or request.max_tokens is None else request.max_tokens,
     )
-    app = serving.openai({"llm": node})
-    async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
+    async with asking({"llm": node}) as http:
         body = {"model": "llm", "messages": ASKED, "max_tokens": 3}
         answer = (await http.post("/v1/chat/completions", json=body)).json()
         assert answer["choices"][0]["message"]["content"] == "hhh"
