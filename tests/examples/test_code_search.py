@@ -70,14 +70,13 @@ def test_a_query_is_answered_with_place_code_and_summary(answered: subprocess.Co
     assert "Forget the entry [bold] that was used last." in evict
 
 
-def test_a_query_that_nothing_fits_says_so(answered: subprocess.CompletedProcess[str]) -> None:
-    assert "zebra\n  nothing fits\n\n\n  nothing fits\n" in answered.stdout
-
-
-def test_both_graphs_are_drawn_before_anything_is_found(answered: subprocess.CompletedProcess[str]) -> None:
-    drawings = answered.stdout[: answered.stdout.index("functions and classes")]
+def test_it_draws_both_graphs_and_compares_with_the_plain_loop(answered: subprocess.CompletedProcess[str]) -> None:
+    drawings, found = answered.stdout.split("functions and classes", 1)
     for node in ("read", "parse", "Index", "map_each", "quote"):
         assert re.search(rf"[●◆]\S* +{node}\b", drawings)
+    assert "zebra\n  nothing fits\n\n\n  nothing fits\n" in found
+    assert re.search(r"Pipeline \d+\.\d s, plain loop \d+\.\d s", found)
+    assert "Both found the same." in found
 
 
 def test_files_that_cannot_be_read_or_parsed_are_counted_and_named(answered: subprocess.CompletedProcess[str]) -> None:
@@ -106,31 +105,36 @@ def test_the_table_counts_what_each_node_did(answered: subprocess.CompletedProce
     ]
 
 
-def test_a_folder_without_rights_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_folder_without_rights_is_left_out_and_sample_queries_are_answered(tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text(GOOD)
     secret = tmp_path / "secret"
     secret.mkdir(mode=0)
+    before = ["os.close(0)"] + [OBEY_PERMISSIONS] * (os.geteuid() == 0)  # no input at which to type a query
     try:
-        done = run(tmp_path, "--query", "widget", before=OBEY_PERMISSIONS if os.geteuid() == 0 else "")
+        done = run(tmp_path, before="; ".join(before))
     finally:
         secret.chmod(0o700)
-    assert done.returncode == 0
+    assert (done.returncode, done.stderr) == (0, "")
     assert "A folder is left out: secret: Permission denied" in done.stdout
     assert "1 Python files" in done.stdout
-    assert "good.py:2" in done.stdout
+    assert "parse a json document" in done.stdout
 
 
-def test_a_folder_without_python_has_nothing_to_search(tmp_path: Path) -> None:
-    done = run(tmp_path)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "There is nothing to search." in done.stdout
+def test_a_folder_without_python_has_nothing_to_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["code_search.py", str(tmp_path)])
+    assert code_search.main() == 1
+    assert "There is nothing to search." in capsys.readouterr().out
 
 
 @pytest.mark.long
 def test_files_without_definitions_give_an_index_that_answers_nothing(tmp_path: Path) -> None:
-    (tmp_path / "nothing.py").write_text("x = 1\n")
-    done = run(tmp_path, "--query", "anything")
+    for name in ("nothing.py", "none.py", "neither.py"):
+        (tmp_path / name).write_text("x = 1\n")
+    done = run(tmp_path, "--limit", "2", "--query", "anything")
     assert done.returncode == 0
+    assert "2 Python files" in done.stdout
     assert "0 functions and classes" in done.stdout
     assert "nothing fits" in done.stdout
 
@@ -152,25 +156,6 @@ def test_wrong_arguments_are_refused(
     printed, errors = capsys.readouterr()
     assert printed == ""
     assert complaint in errors
-
-
-@pytest.mark.parametrize("before", ["os.close(0)", pytest.param("", marks=pytest.mark.long)])
-def test_without_anything_to_type_at_sample_queries_are_answered(folder: Path, before: str) -> None:
-    done = run(folder, before=before)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "parse a json document" in done.stdout
-
-
-@pytest.mark.long
-def test_limit_stops_after_so_many_files(folder: Path) -> None:
-    done = run(folder, "--limit", "2", "--query", "x")
-    assert done.returncode == 0
-    assert "2 Python files" in done.stdout
-
-
-def test_the_plain_loop_finds_the_same(answered: subprocess.CompletedProcess[str]) -> None:
-    assert re.search(r"Pipeline \d+\.\d s, plain loop \d+\.\d s", answered.stdout)
-    assert "Both found the same." in answered.stdout
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +222,7 @@ def test_ctrl_c_ends_it_cleanly(busy_folder: Path, moment: str, keys: str) -> No
         assert int(done) > 0
 
 
+@pytest.mark.long  # a further moment of Ctrl-C
 def test_ctrl_c_at_the_prompt_ends_it_cleanly(folder: Path) -> None:
     with terminal(folder, typing=True) as shown:
         shown.until("search ❯ ")

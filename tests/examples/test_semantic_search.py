@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -66,6 +65,7 @@ def traced(folder: Path) -> tuple[subprocess.CompletedProcess[str], Receiver]:
     """Runs the program once; returns its output, and the receiver of its trace."""
     with receiving() as receiver, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoints["http/protobuf"])
+        patch.chdir(folder)  # the program runs in any folder
         done = programs.run(PROGRAM, folder, "--query", "persist data", "--query", "heat", "--compare", "--trace")
     return done, receiver
 
@@ -112,6 +112,7 @@ def test_it_says_what_it_does_and_what_limits(answered: subprocess.CompletedProc
         assert re.search(rf"[●◆].* {node}\b", drawings)
     assert re.search(r"3 texts embedded, \d+/s, by \d compiled programs", printed)
     assert re.search(r"limits?\b.*[:;]", printed)
+    assert "Both found the same." in printed
     assert re.search(r"64 callers at once had their answers after \d+\.\d\d s", printed)
     assert re.search(r"  broken\.py  SyntaxError: ", printed)
     assert re.search(r"^ *fill/represent *\n(.*\n)*? +encode +3 ", printed, re.MULTILINE)
@@ -129,10 +130,6 @@ def test_its_trace_arrives(traced: tuple[subprocess.CompletedProcess[str], Recei
     names = Counter(span.name for span in spans)
     assert names["penstock.run ask"] == 65  # 64 callers, and the query that ranks
     assert (names["penstock.stream"], names["penstock.run fill"]) == (1, 2)
-
-
-def test_the_plain_loop_finds_the_same(answered: subprocess.CompletedProcess[str]) -> None:
-    assert "Both found the same." in answered.stdout
 
 
 def test_texts_are_short() -> None:
@@ -156,8 +153,7 @@ def test_it_embeds_a_list_of_sentences_in_their_order(tmp_path: Path) -> None:
     source, target = tmp_path / "two.json", tmp_path / "vectors.of.two"
     sentences = json.loads((DATA / "sentences.json").read_text())
     source.write_text(json.dumps([sentences[5], sentences[0]]))
-    # The program runs in another folder.
-    subprocess.run([sys.executable, PROGRAM, "--embed", source, "--out", target], timeout=50, check=True, cwd=tmp_path)
+    assert semantic_search.main(["--embed", str(source), "--out", str(target)]) == 0
     vectors = np.load(target)
     assert vectors.dtype == np.float32
     assert np.vecdot(vectors, np.load(DATA / "normalized.npy")[[5, 0]]).min() >= 0.9999
@@ -167,8 +163,7 @@ def test_no_sentences_give_no_vectors(tmp_path: Path) -> None:
     source, target = tmp_path / "none.json", tmp_path / "vectors.npy"
     source.write_text("[]")
     assert semantic_search.main(["--embed", str(source), "--out", str(target)]) == 0
-    vectors = np.load(target)
-    assert (vectors.shape, vectors.dtype) == ((0, 384), np.float32)
+    assert (np.load(target).shape, np.load(target).dtype) == ((0, 384), np.float32)
 
 
 def test_embedding_needs_a_source_and_a_target(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,20 +195,18 @@ def test_a_file_of_something_else(
     assert not target.exists()
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    missing = tmp_path / "missing.json"
-    assert refused(missing, tmp_path / "v", capsys).endswith(f"cannot embed {missing}: No such file or directory")
-    assert refused(tmp_path, tmp_path / "v", capsys).endswith(f"cannot embed {tmp_path}: Is a directory")
-
-
-def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+def test_a_file_that_cannot_be_read_or_written_is_refused_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(semantic_search, "embed", lambda sentences: pytest.fail("it works for nothing"))
-    source = DATA / "sentences.json"
-    target = tmp_path / "no folder" / "vectors.npy"
-    assert refused(source, target, capsys).endswith(f"cannot write {target}: No such file or directory")
-    assert refused(source, tmp_path, capsys).endswith(f"cannot write {tmp_path}: Is a directory")
+    missing, no_folder, good = tmp_path / "missing", tmp_path / "no folder" / "vectors", DATA / "sentences.json"
+    for source, target, said in (
+        (missing, tmp_path / "v", f"cannot embed {missing}: No such file or directory"),
+        (tmp_path, tmp_path / "v", f"cannot embed {tmp_path}: Is a directory"),
+        (good, no_folder, f"cannot write {no_folder}: No such file or directory"),
+        (good, tmp_path, f"cannot write {tmp_path}: Is a directory"),
+    ):
+        assert refused(source, target, capsys).endswith(said)
 
 
 def test_weights_that_are_not_installed(

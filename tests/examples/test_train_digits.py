@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from examples import train_digits
 from examples.train_digits import BATCH_SIZE, STEPS, Digits, feed, moved, read_digits, train
@@ -18,6 +19,7 @@ PROGRAM = Path(train_digits.__file__)
 TOGETHER = STEPS * BATCH_SIZE
 
 
+@pytest.mark.long  # a whole training; the next test has the beginning of one
 def test_the_program_gets_over_95_percent_right() -> None:
     done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, timeout=60, check=True)
     [percent] = re.findall(r"(\d+\.\d)% of 359 digits that were held out are right", done.stdout)
@@ -39,6 +41,7 @@ def test_it_goes_the_same_way_every_time() -> None:
     assert share == other_share > 0.5  # guessing gives a tenth
 
 
+@pytest.mark.long  # compiles two programs
 def test_steps_in_one_program_are_those_one_by_one() -> None:
     digits, _ = read_digits()
     some = digits[np.arange(3 * BATCH_SIZE)]
