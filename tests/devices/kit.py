@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 import penstock as ps
+from penstock import engine
 
 SIZE = 16_384  # float32 values: 64 KB, the size from which alignment matters
 
@@ -54,6 +55,16 @@ def at_64(value: float = 1) -> Any:
 def values_of(results: list[Any]) -> list[float | None]:
     """Return the first number of each result, and None for an error."""
     return [None if isinstance(one, BaseException) else float(np.ravel(one)[0]) for one in results]
+
+
+def names(graph: Any) -> list[str]:
+    """Return the names of the nodes of a plan."""
+    return [step.head.callee.name for step in engine.plan(graph).steps]
+
+
+def report_of(graph: Any, name: str = "regions") -> Any:
+    """Return what a pass of the planning says."""
+    return next(report for report in engine.plan(graph).reports if report.name == name)
 
 
 def live_bytes() -> int:

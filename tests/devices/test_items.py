@@ -1,6 +1,7 @@
 """Items of a device node's result are computed on its device, and never on the event loop."""
 
 import asyncio
+import functools
 import gc
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +17,7 @@ from jax.sharding import PartitionSpec
 import penstock as ps
 from penstock import devices, engine
 from tests.devices.gates import Gate
-from tests.devices.kit import on_the_host
+from tests.devices.kit import on_the_host, report_of
 from tests.kit import SCHEDULERS
 
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4) + 1
@@ -86,8 +87,7 @@ async def same_as_plain_python(graph: Any, *args: Any, **options: Any) -> Any:
     return result
 
 
-def report_of(graph: Any) -> Any:
-    return next(report for report in engine.plan(graph).reports if report.name == "items")
+items_of = functools.partial(report_of, name="items")
 
 
 READERS = {
@@ -104,7 +104,7 @@ async def test_the_item_that_one_reader_takes_is_all_that_the_program_gives(read
     async def of(x: Any) -> Any:
         return read(double(x)[0])
 
-    assert report_of(of).changes == ("double gives [0] of its result",)
+    assert items_of(of).changes == ("double gives [0] of its result",)
     await same_as_plain_python(of, MATRIX)
 
 
@@ -139,7 +139,7 @@ async def test_readers_of_several_items_and_of_the_whole() -> None:
             elsewhere(found[1][1:]), found, found[2], found.T,
         ]  # fmt: skip
 
-    report = report_of(of)
+    report = items_of(of)
     assert sorted(report.changes) == [
         f"impure gives {what} of its result" for what in (".T", "[0]", "[1]", "[1][slice(1, None, None)]", "[2]")
     ]
@@ -162,7 +162,7 @@ async def test_attributes_that_are_computed_and_those_that_are_not() -> None:
         found = double(x)
         return found.dtype, found.ndim, found.shape[-1]
 
-    assert not report_of(about).changes
+    assert not items_of(about).changes
     assert await engine.run(about(MATRIX)) == (jnp.float32, 2, 4)
 
 
@@ -201,7 +201,7 @@ async def test_the_result_of_a_region_and_of_an_einsum() -> None:
         return batched(devices.einsum("ij,kj->ik", x, x)[0])
 
     assert len(engine.plan(region).steps) == 2
-    assert report_of(product).changes
+    assert items_of(product).changes
     await same_as_plain_python(region, MATRIX)
     await same_as_plain_python(product, MATRIX)
 
@@ -248,7 +248,7 @@ async def test_items_that_an_annotation_says_to_be_there_take_no_program_of_thei
         rows, sums = pair(x)
         return on_host(rows), sums, table(x)["sums"], named(x).rows, named(x)[1], on_host(x)
 
-    assert not report_of(of).changes
+    assert not items_of(of).changes
     for node in (pair, table, named):
         await node.warmup(MATRIX)
     await same_as_plain_python(of, MATRIX)
@@ -258,7 +258,7 @@ async def test_items_that_an_annotation_says_to_be_there_take_no_program_of_thei
     async def deeper(x: jax.Array) -> Any:
         return pair(x)[0][1], on_host(table(x)["rows"][0]), named(x).rows[2].shape, tripled(x)[0]
 
-    assert sorted(report_of(deeper).changes) == [
+    assert sorted(items_of(deeper).changes) == [
         "named gives .rows[2] of its result",
         "pair gives [0][1] of its result",
         "table gives ['rows'][0] of its result",
@@ -416,7 +416,7 @@ async def test_what_a_node_gives_is_an_array_before_its_items_are_taken_except_f
         return of_numpy(x)[7], on_host(batched(x)[0])
 
     assert (await engine.run(of(MATRIX)))[0] == 2  # NumPy would refuse
-    assert not any("batched" in change for change in report_of(of).changes)  # its rows are left to NumPy
+    assert not any("batched" in change for change in items_of(of).changes)  # its rows are left to NumPy
 
 
 async def test_a_graph_that_is_made_again_compiles_nothing() -> None:

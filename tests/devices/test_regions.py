@@ -13,6 +13,8 @@ import structlog
 import penstock as ps
 from penstock import devices, engine
 
+from .kit import names, report_of
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_warnings_of_dead_nodes() -> Iterator[None]:
@@ -20,32 +22,14 @@ def _no_warnings_of_dead_nodes() -> Iterator[None]:
         yield
 
 
-@ps.device_node
-def double(x: Any) -> Any:
-    return x * 2
-
-
-@ps.device_node
-def add(x: Any, y: Any) -> Any:
-    return x + y
-
-
-@ps.device_node
-def increment(x: Any) -> Any:
-    return x + 1
+double = ps.device_node(name="double")(lambda x: x * 2)
+add = ps.device_node(name="add")(lambda x, y: x + y)
+increment = ps.device_node(name="increment")(lambda x: x + 1)
 
 
 @ps.node
 def on_host(x: Any) -> Any:
     return np.asarray(x)
-
-
-def names(graph: Any) -> list[str]:
-    return [step.head.callee.name for step in engine.plan(graph).steps]
-
-
-def report_of(graph: Any) -> Any:
-    return next(report for report in engine.plan(graph).reports if report.name == "regions")
 
 
 async def test_a_chain_is_one_program() -> None:

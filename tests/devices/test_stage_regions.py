@@ -16,6 +16,8 @@ import penstock as ps
 from penstock import data, engine
 from tests.tracing import Tracing
 
+from .kit import names, report_of
+
 ROWS = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
 
 
@@ -51,10 +53,6 @@ value_of = ps.node(name="value_of")(lambda record: record.value)
 
 def batches() -> Any:
     return data.order(ROWS) >> data.read(ROWS, runs_on="loop") >> value_of >> data.batched(4)
-
-
-def report_of(graph: Any) -> Any:
-    return next(report for report in engine.plan(graph).reports if report.name == "regions")
 
 
 def joined(graph: Any) -> list[str]:
@@ -386,10 +384,6 @@ async def test_a_stage_that_overwrites_is_the_last_of_its_stages() -> None:
 
 
 # Chunks.
-
-
-def names(graph: Any) -> list[str]:
-    return [step.head.callee.name for step in engine.plan(graph).steps]
 
 
 shifted = on_cpu("shifted", lambda x, y, by=1.0: x + y * by)
