@@ -107,10 +107,7 @@ def test_what_is_not_there_is_said_so(studio: Studio, path: str, says: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (
-            ["--trace-url", "javascript:alert({trace_id})"],
-            "is no address of a trace: write one that begins with http://",
-        ),
+        (["--trace-url", "javascript:alert({trace_id})"], "is no address of a trace: write one that begins with http"),
         (["--trace-url", "http://jaeger/trace/"], "has {trace_id}"),
         (["--port", "99999"], "--port: 99999 cannot be used"),
     ],
@@ -251,20 +248,12 @@ def test_a_training_tells_its_newest_snapshot_and_a_stream_the_time_that_is_left
 @pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("kind", "says"),
-    [
-        ("holds", "event loop"),
-        ("gil", "GIL"),
-        ("long", "half_a_minute"),
-        ("reader", "reader"),
-    ],
+    ("kind", "says"), [("holds", "event loop"), ("gil", "GIL"), ("long", "half_a_minute"), ("reader", "reader")]
 )
 def test_what_runs_badly_is_named(tmp_path: Path, kind: str, says: str) -> None:
     path = tmp_path / "app.sock"
     with exposed(path, "tests.studio.alive", kind), Studio(path) as studio:
-        told = until(
-            studio, 0, lambda one: one["look"] and one["look"]["verdict"] and says in str(one["look"]["verdict"])
-        )
+        told = until(studio, 0, lambda one: one["look"] and says in str(one["look"]["verdict"]))
         if kind == "long":
             assert [row["cells"][0] for row in told["look"]["items"][:2]] == ["half_a_minute"] * 2
             [step] = told["look"]["steps"][told["look"]["graphs"][0]["id"]]
