@@ -510,11 +510,16 @@ async def test_a_stream_that_is_open_before_another_of_its_node_was_read(schedul
         read_before = await collect(once(limit))
         return together(await collect(opened), read_before)
 
-    if scheduler in ("wave", "sequential"):  # steps, or waves of steps, run one after the other
-        with pytest.raises(ps.PlanError, match="for a stream that needs node 'once'"):
-            await engine.run(graph(100), scheduler=scheduler)
-    else:
-        assert await engine.run(graph(100), scheduler=scheduler) == 200
+    async def in_a_stream() -> int:
+        async with engine.stream([graph(100)], scheduler=scheduler) as results:
+            return await anext(results)
+
+    for use in (lambda: engine.run(graph(100), scheduler=scheduler), in_a_stream):
+        if scheduler in ("wave", "sequential"):  # steps, or waves of steps, run one after the other
+            with pytest.raises(ps.PlanError, match="for a stream that needs node 'once'"):
+                await use()
+        else:
+            assert await use() == 200
 
 
 async def test_a_stream_actor_without_a_limit_is_read_through_itself() -> None:
