@@ -62,6 +62,9 @@ def succeed(forks: Forks) -> Succeed:
     """Runs a program to a good end in a fork; returns what it printed."""
 
     def succeed(program: str, endpoint: str, **variables: str) -> str:
+        # All spans are sent at the exit, however slow the machine is: sockets that an earlier batch has opened are
+        # closed with a ResourceWarning, which is an error here.
+        variables = {"OTEL_BSP_SCHEDULE_DELAY": "60000", **variables}
         status, said, errors = forks.run(BEGIN + program, endpoint, **variables)
         assert (status, errors) == (0, "")
         return said
