@@ -5,8 +5,6 @@ import math
 import re
 import signal
 import sysconfig
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -243,32 +241,15 @@ def test_the_trained_model_writes_on_and_is_small() -> None:
 # --- The trigram baseline ---
 
 
-def slow_trigram_loss(learned: Sequence[bytes], held_out: Sequence[bytes]) -> float:
-    """Return the same loss as `trigram_loss`, with counts in dictionaries, one byte after the other."""
-    counts: Counter[tuple[bytes, int]] = Counter()
-    for each in learned:
-        padded = b"\0\0" + each
-        for end in range(2, len(padded)):
-            counts.update((padded[end - order : end], padded[end]) for order in range(3))
-    nats, count = 0.0, 0
-    for each in held_out:
-        padded = b"\0\0" + each
-        for end in range(2, len(padded)):
-            likely = 1 / 256
-            for order in range(3):
-                context = padded[end - order : end]
-                found = {byte: times for (seen, byte), times in counts.items() if seen == context}
-                if found:
-                    own = found.get(padded[end], 0) + len(found) * likely
-                    likely = own / (sum(found.values()) + len(found))
-            nats, count = nats - math.log(likely), count + 1
-    return nats / count
-
-
-def test_trigrams_are_counted_as_a_slow_program_counts_them() -> None:
+def test_trigrams_are_counted_and_shorter_contexts_stand_in_for_rare_ones() -> None:
+    likely = 1 / 256
+    for times, kinds in ((2, 2), (1, 1), (1, 1)):  # bytes behind any context, behind the last byte, and behind two
+        likely = (1 + kinds * likely) / (times + kinds)
+    assert lm.trigram_loss([b"ab"], [b"ab"]) == pytest.approx(-math.log(likely))
     learned = [b"for x in xs:\n    print(x)\n", b"import os\nimport re\n", b"x"]
     held_out = [b"for y in ys:\n    if y: print(re)\n", "ÿz".encode()]
-    assert lm.trigram_loss(learned, held_out) == pytest.approx(slow_trigram_loss(learned, held_out), rel=1e-12)
+    # A program that counts in dictionaries, one byte after the other, gave this number.
+    assert lm.trigram_loss(learned, held_out) == pytest.approx(2.753784120769775, rel=1e-12)
 
 
 # --- The program ---
