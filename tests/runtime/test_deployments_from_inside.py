@@ -8,6 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
+from tests.kit import actor, model, same
 
 Service = engine.Service[[int], int]
 
@@ -18,20 +19,18 @@ async def stream(service: Service, graph: ps.Graph[[int], int]) -> None:
             pass
 
 
-async def by_a_run(service: Service, graph: ps.Graph[[int], int]) -> None:
+def calling(service: Service) -> ps.Graph[[int], int]:
+    """Returns a graph whose node calls the service."""
+
     @ps.node
     async def calls(x: int) -> int:
         return await service(x)
 
-    await engine.run(ps.graph(calls)(0))
+    return ps.graph(calls)
 
 
 async def by_a_deployment(service: Service, graph: ps.Graph[[int], int]) -> None:
-    @ps.node
-    async def calls(x: int) -> int:
-        return await service(x)
-
-    async with engine.deploy(ps.graph(calls)) as other:
+    async with engine.deploy(calling(service)) as other:
         await other(0)
 
 
@@ -41,7 +40,7 @@ WAYS: dict[str, Callable[[Service, ps.Graph[[int], int]], Awaitable[Any]]] = {
     "stream": stream,
     "drain": lambda service, graph: service.drain(),
     "abort": lambda service, graph: service.abort(),
-    "by way of a run": by_a_run,
+    "by way of a run": lambda service, graph: engine.run(calling(service)(0)),
     "by way of another deployment": by_a_deployment,
 }
 
@@ -50,33 +49,26 @@ WAYS: dict[str, Callable[[Service, ps.Graph[[int], int]], Awaitable[Any]]] = {
 async def test_a_loop_cannot_wait_for_its_own_deployment(way: str) -> None:
     refused: list[str] = []
 
-    @ps.node
-    class Loop(ps.Actor[int, int]):
-        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
-            while True:
-                work = await inbox.get()
-                if work.value == 13:
-                    work.fail(KeyError())
-                    raise KeyError
-                try:
-                    await WAYS[way](service, graph)
-                except ps.ReentrantCallError as error:
-                    refused.append(str(error))
-                work.finish(work.value)
+    async def loop(inbox: ps.Inbox[ps.Work[int, int]]) -> None:
+        while True:
+            work = await inbox.get()
+            if work.value == 13:
+                work.fail(KeyError())
+                raise KeyError
+            try:
+                await WAYS[way](service, graph)
+            except ps.ReentrantCallError as error:
+                refused.append(str(error))
+            work.finish(work.value)
 
-    node = Loop()
-
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await node(x)
-
+    graph = ps.graph(actor(loop))
     async with engine.deploy(graph) as service:
         assert await service(1) == 1
         with pytest.raises(KeyError):
             await service(13)
         assert await service(2) == 2  # the new instance is refused as well
         assert len(refused) == 2
-        assert all("→ graph: " in message and "use engine.run; to end" in message for message in refused)
+        assert all("→ loop: " in message and "use engine.run; to end" in message for message in refused)
         assert service.state == "ready"
 
 
@@ -116,25 +108,15 @@ async def test_a_task_of_a_stateful_node_cannot_wait_for_its_own_deployment(way:
 
 
 async def test_a_stateful_node_may_call_another_deployment() -> None:
-    @ps.node
-    async def double(x: int) -> int:
-        return 2 * x
+    constants: list[int] = []
 
-    doubled = ps.graph(double)
+    async def ask() -> None:
+        constants.append(await inner(21))
 
-    @ps.node
-    class Calls:
-        async def __aenter__(self) -> Self:
-            self.constant = await inner(21)
-            return self
+    async def add(x: int) -> int:
+        return x + sum(constants)
 
-        async def __aexit__(self, *exc_info: object) -> None:
-            assert await inner(1) == 2
-
-        async def __call__(self, x: int) -> int:
-            return x + self.constant
-
-    node = Calls()
-
-    async with engine.deploy(doubled) as inner, engine.deploy(ps.graph(node)) as service:
-        assert await service(1) == 43
+    graph = ps.graph(model(enter=ask, call=add, leave=ask))
+    async with engine.deploy(ps.graph(same)) as inner, engine.deploy(graph) as service:
+        assert await service(1) == 22
+    assert constants == [21, 21]

@@ -464,11 +464,11 @@ async def process_ids(x: int) -> list[int]:
 async def test_max_processes_bounds_the_worker_processes_of_an_engine() -> None:
     async with engine.Engine(max_processes=1) as own:
         assert len({*await own.run(process_ids(1))}) == 1
-    async with engine.Engine(max_processes=3) as own:
+    async with engine.Engine(max_processes=2) as own:
         await own.run(process_ids(1))
         pool = own.statistics().processes
         assert pool is not None
-        assert pool.workers <= 3
+        assert pool.workers <= 2
     for wrong in (0, 1.5, True):
         with pytest.raises(ps.OptionsError, match=f"max_processes={wrong}: a whole number of at least 1"):
             engine.Engine(max_processes=wrong)  # type: ignore[arg-type]
