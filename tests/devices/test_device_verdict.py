@@ -1,8 +1,9 @@
 """The verdict of a profile names a device node that is compiled again and again, or copies, or waits for the GIL."""
 
 import asyncio
+import itertools
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from time import thread_time
 from typing import Any, Self
@@ -14,6 +15,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine, telemetry
+from tests.kit import measured
 
 from .kit import doubling
 
@@ -174,26 +176,29 @@ def node_of(profile: telemetry.Profile, name: str) -> telemetry.NodeProfile:
 VICTIMS = {"add_by_actor": by_actor, "add_on_device": on_device}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="nobody else says what the threads of a process do")
-@pytest.mark.parametrize("victim", VICTIMS)
-async def test_a_node_beside_a_device_that_holds_the_gil_is_named(victim: str) -> None:
-    await engine.run(VICTIMS[victim](1))  # compiles
+async def profile_beside(victim: str) -> telemetry.Profile:
+    """Profile a node that uses a device beside a node that spins in a thread."""
     over = asyncio.Event()
 
-    async def calls() -> AsyncIterator[ps.Call[int]]:
-        while not over.is_set():
-            yield spinning(1)
-
     async def spin_on() -> None:
-        async with engine.stream(calls()) as results:
+        async with engine.stream(itertools.takewhile(lambda _: not over.is_set(), calls)) as results:
             async for _ in results:
                 pass
 
+    calls = map(spinning, itertools.repeat(1))
     with telemetry.profile() as profile:
         beside = asyncio.create_task(spin_on())
         await use_the_device(VICTIMS[victim])
         over.set()
         await beside
+    return profile
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody else says what the threads of a process do")
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_a_node_beside_a_device_that_holds_the_gil_is_named(victim: str) -> None:
+    await engine.run(VICTIMS[victim](1))  # compiles
+    profile = await measured(lambda: profile_beside(victim), "gil")
     verdict = profile.verdict
     assert (verdict.node, verdict.limit) == ("spin", "gil"), str(verdict)
     assert 'runs_on="process"' in verdict.remedy

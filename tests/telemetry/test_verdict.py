@@ -16,7 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
-from tests.kit import same
+from tests.kit import measured, same
 from tests.telemetry.test_remedies import Look
 from tests.telemetry.virtual_time import VirtualTime, node_of, profile_of, waits
 
@@ -309,7 +309,7 @@ async def test_a_live_look_names_the_node_that_holds_the_gil(monkeypatch: pytest
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody else says what the threads of a process do")
 @pytest.mark.parametrize("victim", [sleep_in_c, compute_in_numpy, wait], ids=lambda node: node.name)
 async def test_a_node_that_holds_the_gil_is_named_and_not_those_that_wait_for_it(victim: Any) -> None:
-    profile = await profile_beside(victim)
+    profile = await measured(lambda: profile_beside(victim), "gil")
     verdict = profile.verdict
     assert (verdict.node, verdict.limit) == ("spin", "gil"), str(verdict)
     assert "hold the GIL" in verdict.reason
@@ -323,7 +323,7 @@ async def test_a_node_that_holds_the_gil_is_named_and_not_those_that_wait_for_it
 
 @pytest.mark.parametrize("victim", [sleep_in_c, wait], ids=lambda node: node.name)
 async def test_where_nobody_holds_the_gil_places_limit(victim: Any) -> None:
-    profile = await profile_beside(victim, is_spinning=False)
+    profile = await measured(lambda: profile_beside(victim, is_spinning=False), "places")
     verdict = profile.verdict
     assert (verdict.node, verdict.limit) == (victim.name, "places"), str(verdict)
     assert "concurrency=" in verdict.remedy
