@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+MOST_SECONDS = 150  # below the limit of a test, so that a program that hangs does not hold up the next one
 
 
 class Forks:
@@ -47,6 +49,7 @@ def forking(*modules: str) -> Iterator[Forks]:
 
 def become(asked: dict[str, Any]) -> None:
     """Turns a fork into the program that was asked for; the fork ends as that program does."""
+    signal.alarm(MOST_SECONDS)
     os.environ.update(asked["variables"])
     sys.argv[1:] = asked["arguments"]
     for file, number in zip(asked["files"], (1, 2), strict=True):

@@ -647,3 +647,18 @@ async def test_a_batch_on_a_device_is_limited_by_what_its_items_cost() -> None:
     assert isinstance(results[3], ValueError)
     assert "refuses an item: it costs 11.0, and a whole batch may cost at most max_cost=10" in str(results[3])
     assert "cost= of its Batch returned -1.0; return a finite number that is not negative" in str(results[5])
+
+
+async def test_the_bytes_that_nodes_hold_ahead_are_bounded() -> None:
+    gate = Gate()
+    async with engine.deploy(gated(gate)) as service:
+        calls = calls_of(service, [0])
+        await gate.entered()
+        device = open_device()
+        device._window_bytes = 20
+        calls += calls_of(service, range(1, 9))  # 8 bytes each
+        await testing.wait_quiescent()
+        assert (device.running, device._held_bytes) == (3, 24)
+        gate.open()
+        assert values_of(await asyncio.gather(*calls)) == [*range(9)]
+        assert device._held_bytes == 0

@@ -55,7 +55,7 @@ def test_without_jax_it_says_how_to_get_it() -> None:
 import sys
 sys.modules["jax"] = None
 from penstock._cli import main
-main(["devices"])
+assert main(["devices"]) == main(["devices", "--json"]) == 0
 sys.exit(main(["devices", "--benchmark"]))
 """
     done = run("-c", program)

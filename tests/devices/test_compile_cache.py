@@ -14,6 +14,7 @@ import pytest
 
 from penstock import EngineClosedError, OptionsError
 from penstock.devices.compiling import CompileCache
+from penstock.devices.programs import Executable
 
 from .compiled import called, compiled, leased, program
 from .gates import HeldTrace
@@ -234,3 +235,16 @@ def test_the_cache_keeps_as_many_programs_as_are_asked_for() -> None:
             cache.resize(room)
             compiled(cache, node, size(number))
             assert len(cache) == room
+
+
+def test_one_caller_who_still_waits_is_enough_to_compile() -> None:
+    held, other, done = HeldTrace(), HeldTrace(), SimpleQueue[Any]()
+    with leased(CompileCache()) as cache:
+        cache.compile(program(held.compute), (X,), lambda _: None)
+        held.wait()
+        node = program(other.compute)
+        for is_wanted in (lambda: False, lambda: True):
+            cache.compile(node, (X,), done.put, is_wanted=is_wanted)
+        for one in (held, other):
+            one.go_on()
+        assert [type(done.get(timeout=50)) for _ in range(2)] == [Executable] * 2

@@ -15,6 +15,7 @@ import structlog
 
 import penstock as ps
 from penstock import devices, engine
+from penstock.actors.tasks import ResumingFuture
 from penstock.devices import compiling, programs
 from penstock.devices.device_errors import ORIGINS, Origin, Origins
 
@@ -529,3 +530,12 @@ async def test_the_caller_goes_on_in_the_turn_of_the_loop_in_which_the_result_co
     monkeypatch.setattr(loop, "call_soon_threadsafe", and_others)
     await plus_one(x)
     assert not order
+
+
+async def test_a_result_that_a_task_sets_resumes_the_caller_in_a_turn_of_its_own() -> None:
+    future: ResumingFuture[int] = ResumingFuture(loop=asyncio.get_running_loop())
+    task = asyncio.create_task(asyncio.wait_for(future, None))
+    await asyncio.sleep(0)
+    future.set_result(1)
+    assert not task.done()
+    assert await task == 1

@@ -133,7 +133,7 @@ async def train(mesh):
     device = devices.actor(mesh)
     bound = device.bind(step, donate_argnums=(0,), ready=False)
     weights, x = await device.run(lambda: (jnp.zeros(()), jnp.ones((64, 64))))
-    for _ in range(700):
+    for _ in range(1500):
         weights = await bound(weights, x)
     return float(weights)
 
@@ -149,7 +149,7 @@ asyncio.run(main())
 def test_steps_with_collectives_that_are_handed_on_do_not_starve_each_other() -> None:
     # XLA aborts the process if CPU devices wait for each other for longer than this limit.
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collective_call_terminate_timeout_seconds=8"
-    assert run_program(_STEPS_WITH_COLLECTIVES, XLA_FLAGS=flags).split() == [str(700 * 64.0 * 64)] * 2
+    assert run_program(_STEPS_WITH_COLLECTIVES, XLA_FLAGS=flags).split() == [str(1500 * 64.0 * 64)] * 2
 
 
 # --- Moving an array to another placement does not wait for its computation ---

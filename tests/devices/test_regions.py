@@ -300,6 +300,7 @@ async def test_nodes_stay_apart_where_a_region_would_take_nothing_with_rows() ->
     batch = ps.Batch(4)
     scaled = ps.device_node(name="scaled", batch=batch, shared=("table",))(lambda x, table: x * table)
     moved = ps.device_node(name="moved", batch=batch, shared=("table",))(lambda x, table: x + table)
+    taken = ps.device_node(name="taken", batch=batch)(lambda x, table: x * table)
     next_one = ps.device_node(name="next_one", batch=batch)(lambda x: x + 1)
 
     @ps.graph
@@ -309,7 +310,7 @@ async def test_nodes_stay_apart_where_a_region_would_take_nothing_with_rows() ->
     @ps.graph
     async def of_resource() -> Any:
         w = await weights()
-        return moved(scaled(2.0, w), w)
+        return taken(taken(2.0, w), w)
 
     @ps.graph
     async def of_nothing() -> Any:
@@ -322,18 +323,20 @@ async def test_nodes_stay_apart_where_a_region_would_take_nothing_with_rows() ->
     @ps.graph
     async def in_a_body(numbers: list[int]) -> list[Any]:
         w = await weights()
-        return await ps.map_each(lambda number: moved(scaled(2.0, w), w), numbers)
+        return await ps.map_each(lambda number: taken(taken(2.0, w), w), numbers)
 
     table = np.arange(3, dtype=np.float32)
-    assert names(of_shared) == names(of_resource) == ["scaled", "moved"]
+    assert names(of_shared) == ["scaled", "moved"]
+    assert names(of_resource) == ["taken", "taken"]
     assert names(of_nothing) == ["next_one", "next_one"]
     assert names(with_rows) == ["scaled → moved"]
     assert report_of(of_shared).notes == (
         "scaled → moved is not one program: no argument would have a row for each call",
     )
-    for call in (of_shared(table), of_resource(), with_rows(np.float32(2), table)):
+    for call in (of_shared(table), with_rows(np.float32(2), table)):
         np.testing.assert_array_equal(await engine.run(call), [0, 3, 6])
-    np.testing.assert_array_equal(await engine.run(in_a_body([1, 2])), [[0, 3, 6]] * 2)
+    np.testing.assert_array_equal(await engine.run(of_resource()), [0, 2, 8])
+    np.testing.assert_array_equal(await engine.run(in_a_body([1, 2])), [[0, 2, 8]] * 2)
     assert await engine.run(of_nothing()) == 4
 
 

@@ -71,8 +71,8 @@ def fork() -> None:
         os.dup2(said, 2)
         sys.path.insert(0, folder)
         os.environ["PYTHONPATH"] = folder
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no", "--timeout", "10"]
-        options += ["-o", "faulthandler_timeout=60"]  # ends the process if an event loop swallows the first timeout
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no", "--timeout", "60"]
+        options += ["-o", "faulthandler_timeout=120"]  # ends the process if an event loop swallows the first timeout
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins that are imported already
         status = pytest.main([*options, test])
         sys.stdout.flush()

@@ -9,7 +9,7 @@ import uvloop
 from tests.promises.exploring import seed_to_replay
 from tests.saving.random_pipelines import SOURCES, SPOTS, STAGES, Interrupted, check_seeds
 
-SEEDS = 21
+SEEDS = 28
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 

@@ -253,3 +253,15 @@ async def test_what_is_compiled_has_no_state(tmp_path: Path) -> None:
 
     async with engine.stream(call(stages), checkpoint=ps.Checkpoint(tmp_path)) as values:
         assert len([value async for value in values]) == 60
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        lambda one: each(one, 8, name="counted"), lambda one: each(functools.partial(one), 8, name="counted"),
+        lambda one: each(one.key, 8), lambda one: lambda stream: ps.map_each(one.counted, stream),
+    ],
+    ids=["object", "partial", "method", "method that is a node"],
+)  # fmt: skip
+async def test_what_runs_on_the_loop_without_a_wait_goes_on_at_any_concurrency(tmp_path: Path, stage: Any) -> None:
+    await check_interrupted(lambda: call(stage(Told())), tmp_path, 7, 11)

@@ -691,3 +691,16 @@ def test_a_quantile_is_that_of_the_durations_within_the_width_of_a_bin(seconds: 
 
 def test_no_durations_have_no_quantile() -> None:
     assert Durations().quantile(0.5) is None
+
+
+def test_percentiles_tell_how_long_executions_took() -> None:
+    @ps.node
+    async def wait(milliseconds: int) -> int:
+        await asyncio.sleep(milliseconds / 1000)
+        return milliseconds
+
+    waiting = ps.graph(wait)
+    profile = testing.run_virtual(lambda: profile_of(engine.stream(waiting(number + 1) for number in range(100))))
+    found = node_of(profile, "wait")
+    percentiles = (found.p50_seconds, found.p90_seconds, found.p99_seconds)
+    assert percentiles == pytest.approx((0.050, 0.090, 0.099), rel=0.05)
