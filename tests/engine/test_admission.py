@@ -632,7 +632,6 @@ async def test_a_key_that_was_away_has_saved_nothing_up() -> None:
         order.append(tenant)
 
     async with engine.deploy(held, key=tenant_of, max_in_flight=1) as service, asyncio.TaskGroup() as callers:
-        await service("a", 1000.0)  # nobody waited, so it is not held against the key
         for _ in range(60):
             callers.create_task(call("a"))
         await asyncio.sleep(30.5)
@@ -949,3 +948,30 @@ WRONG: Iterable[tuple[dict[str, Any], str]] = [
 async def test_wrong_options_of_fair_shares_are_refused_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ps.OptionsError, match=message):
         engine.deploy(held, **options)
+
+
+async def test_overloaded_says_when_those_that_wait_will_be_in() -> None:
+    clock = HandClock(asyncio.get_running_loop())
+    entrance = Admission(cast(asyncio.AbstractEventLoop, clock), 1, 1)
+    assert entrance.reserve_nowait()
+    for expected in (None, pytest.approx(6)):  # nothing is measured before a call has ended
+        waiting = asyncio.create_task(entrance.reserve(0, "search"))
+        await wait_quiescent()
+        with pytest.raises(Overloaded, match=r"1 calls are in flight .* 1 wait") as refused:
+            await entrance.reserve(9, "search")
+        assert refused.value.retry_after_seconds == expected
+        clock.now += 3
+        entrance.release()
+        await waiting
+
+
+@virtual
+async def test_a_refused_key_is_told_when_its_own_calls_will_be_in() -> None:
+    async with engine.deploy(held, key=tenant_of, max_in_flight=1, max_queue_per_key=1) as service:
+        for expected in (None, pytest.approx(6)):
+            calls = [asyncio.create_task(service("a", 3.0)) for _ in range(2)]
+            await wait_quiescent()
+            with pytest.raises(Overloaded) as refused:
+                await service("a", 3.0)
+            assert refused.value.retry_after_seconds == expected
+            await asyncio.wait(calls)

@@ -63,6 +63,19 @@ async def test_a_while_loop_is_limited(start: int, limit: int, ends: bool) -> No
         ps.while_loop(is_even, halve, 1, max_iterations=-1)
 
 
+async def test_branches_and_a_predicate_take_values_from_outside() -> None:
+    @ps.graph
+    async def graph(x: int, words: list[str]) -> object:
+        offset = await double(x)
+        chosen = await ps.cond(x, lambda _: collect(offset), lambda _: collect(words), 0)  # type: ignore[arg-type]
+        return collect(
+            chosen, await ps.while_loop(lambda value: is_positive(add(value, x)), lambda value: add(value, -5), offset)
+        )
+
+    await assert_like_plain(graph, 2, ["a"])
+    await assert_like_plain(graph, 0, ["a"])
+
+
 async def test_map_each_keeps_the_order() -> None:
     @ps.graph
     async def graph(x: int) -> object:

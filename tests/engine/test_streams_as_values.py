@@ -262,6 +262,17 @@ async def _read_and_returned(limit: int) -> AsyncIterator[int]:
     return numbers
 
 
+async def _twice_in_a_list(limit: int) -> list[int]:
+    numbers = count(limit)
+    values: list[int] = await collect([numbers, numbers])  # type: ignore[arg-type]
+    return values
+
+
+async def _mapped_twice(limit: int) -> tuple[list[int], int]:
+    numbers = count(limit)
+    return await collect(ps.map_each(double, numbers)), await first(numbers)
+
+
 async def _parameter_twice(values: AsyncIterator[int]) -> tuple[int, int]:
     return await first(values), await first(values)
 
@@ -304,6 +315,8 @@ async def _iterator_made_in_the_graph(limit: int) -> Any:
     [
         (_twice, "stream 'count' is read by 'first' and was read before by 'collect' .*one reader: call the node once"),
         (_read_and_returned, "is read by the result and was read before by 'first'"),
+        (_twice_in_a_list, "is read by 'collect' and was read before by 'collect'"),
+        (_mapped_twice, "is read by 'first' and was read before by 'map_each'"),
         (_parameter_twice, "stream 'values' is read by 'first' and was read before"),
         (_plain_reader, "passed to 'negative', which cannot read it: only an `async def`"),
         (_operand, "passed to 'cond', which cannot read it"),

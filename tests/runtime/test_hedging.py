@@ -94,7 +94,13 @@ RACES: list[tuple[list[Any], dict[str, Any], Any, list[int], list[str] | None]] 
     ([after(3, FIRST), after(2, SECOND)], {}, FIRST, [1, 1], None),
     ([after(3, FIRST), after(5, SECOND)], {}, FIRST, [1, 1], None),
     # A retry begins after both attempts, which have one number.
-    ([after(2, LOST), after(5, LOST), after(0, "c")], {"retry": ps.Retry(2)}, "c", [1, 1, 2], None),
+    (
+        [after(2, LOST), after(5, LOST), after(0, "c")],
+        {"retry": ps.Retry(2)},
+        "c",
+        [1, 1, 2],
+        ["0 LookupError('lost')", "1 LookupError('lost')", "2 done"],
+    ),
     # Each attempt has a timeout of its own.
     ([after(60, "a"), after(2.5, "b")], {"timeout_seconds": 3}, "b", [1, 1], None),
     ([after(60, "a"), after(60, "b")], {"timeout_seconds": 3}, ps.NodeTimeoutError("3 s"), [1, 1], None),

@@ -465,3 +465,29 @@ async def test_a_closing_that_raises_afterwards_is_logged(capsys: pytest.Capture
         assert await service() == 1
     out, err = capsys.readouterr()
     assert "resource.not_closed" in out + err
+
+
+async def test_a_call_that_is_cancelled_after_a_reload_lets_the_old_go_when_it_has_unwound() -> None:
+    unwound = asyncio.Event()
+
+    @ps.node
+    async def slow_to_leave(model: Weights) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await unwound.wait()
+
+    @ps.graph
+    async def stubborn() -> None:
+        return await slow_to_leave(await weights("a"))
+
+    async with engine.deploy(stubborn) as service:
+        call = asyncio.create_task(service())
+        await testing.wait_quiescent()
+        await service.reload(weights)
+        call.cancel()
+        await testing.wait_quiescent()
+        assert (call.cancelled(), made[0].closed) == (True, 0)
+        unwound.set()
+        await testing.wait_quiescent()
+        assert made[0].closed

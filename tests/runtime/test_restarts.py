@@ -1117,3 +1117,16 @@ def test_a_deployment_that_is_cancelled_at_any_step_of_a_restart_leaves_nothing(
         assert outcome.error is None or isinstance(outcome.error, asyncio.CancelledError), outcome
         steps = outcome.step
     assert steps > 20
+
+
+async def test_a_temporary_sibling_is_stopped_and_gone() -> None:
+    life, other = Life("machine"), Life("other")
+    one, brief = ps.graph(machine(life)), ps.graph(machine(other, restart="temporary"))
+    async with engine.deploy(one, brief, strategy="one_for_all") as service:
+        waiting = asyncio.create_task(service.run(brief("wait")))
+        await testing.wait_quiescent()
+        assert await outcomes(service("crash"), service("fine")) == [Broken, "fine"]
+        for call in (waiting, service.run(brief("late"))):
+            with pytest.raises(ps.ActorStopped, match="was stopped when 'machine' was restarted, and has restart="):
+                await call
+    assert (other.entered, other.left) == (1, 1)
