@@ -96,14 +96,23 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None, runs_on: RunsO
     call_marks._penstock_name = name or cls.__name__
     setattr(cls, "__init__", remember)  # noqa: B010 - checkers know that a method is not assigned to
     setattr(cls, "__call__", record_or_call)  # noqa: B010
-    if not hasattr(cls, "__rrshift__"):
-        setattr(cls, "__rrshift__", _after)  # noqa: B010
+    for operator in _CHAINS.keys() - set(dir(cls)):
+        setattr(cls, operator, _CHAINS[operator])
     return cls
 
 
+def _before(self: Any, following: Any) -> Any:
+    """Build a chain, `instance >> following`."""
+    return Node._make_chain(self, following)
+
+
 def _after(self: Any, before: Any) -> Any:
-    """Read a stream, `stream >> instance`, as a whole or value by value."""
+    """Read a stream, `stream >> instance`, as a whole or value by value; or build a chain."""
     return Node._make_chain(before, self)
+
+
+# Both, because between two instances of one class Python does not try `__rrshift__`.
+_CHAINS = {"__rshift__": _before, "__rrshift__": _after}
 
 
 def is_stateful(value: object) -> bool:

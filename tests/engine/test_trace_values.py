@@ -337,6 +337,7 @@ async def test_chains() -> None:
         (double >> Offset(10) >> twice, lambda x: 4 * (2 * x + 10)),
         (Offset(10) >> double, lambda x: 2 * (x + 10)),
         (Offset(1) >> twice, lambda x: 4 * (x + 1)),
+        (Offset(1) >> Offset(10), lambda x: x + 11),  # type: ignore[operator]
         (double >> (add >> double), lambda x: 2 * (2 * x + 1)),
     ]
     for chain, expected in chains:
