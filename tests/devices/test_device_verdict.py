@@ -133,7 +133,7 @@ async def test_a_node_that_mostly_copies() -> None:
     search = ps.device_node(device="cpu:1", name="first")(lambda x: x[:1, :1]) >> total
     x = np.ones((6144, 4096), np.float32)  # copying this takes far longer than a busy machine keeps the device waiting
     await engine.run(search(x))  # compiles
-    verdict = (await profile_of(search(x) for _ in range(8))).verdict
+    verdict = (await measured(lambda: profile_of(search(x) for _ in range(8)), "transfer")).verdict
     assert (verdict.node, verdict.limit) == ("first", "transfer")
     assert "copies rather than computes" in verdict.reason
 
