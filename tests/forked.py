@@ -1,4 +1,4 @@
-"""Programs that run in forks of a process that has imported the package: the import takes longer than most programs."""
+"""Programs that run in forks of a process that has imported modules: the imports take longer than most programs."""
 
 import importlib
 import json
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +62,10 @@ def main() -> None:
     for module in sys.argv[1:]:
         importlib.import_module(module)
     while line := sys.stdin.readline():
-        if not (child := os.fork()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # JAX warns of every fork, also if nothing of JAX has started
+            child = os.fork()
+        if not child:
             become(json.loads(line))
             return
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -4,17 +4,15 @@ Each mutant is one edit of a copy of the package, with a test that fails because
 must change the mutant, too: an edit that no longer applies fails the run.
 """
 
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.forked import Forks, forking
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -34,49 +32,20 @@ class Mutant(NamedTuple):
     killed_by: str
 
 
-class Forks:
-    """Runs each test in a process that is forked from a process which has imported `IMPORTED_ONCE`.
-
-    The imports take longer than most tests.
-    """
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-B", "-m", "tests.house.test_mutants"]
-        self._server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def run(self, test: str, folder: Path) -> tuple[int, str]:
-        """Runs a test with the package in a folder; returns pytest's exit status and output."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        print(folder, test, sep="\t", file=self._server.stdin, flush=True)
-        status = int(self._server.stdout.readline())
-        return status, (folder / "said").read_text()
-
-    def close(self) -> None:
-        self._server.communicate()
-
-
-def fork() -> None:
-    """Forks for each line of the standard input, and prints the exit statuses; see `Forks`."""
-    for name in IMPORTED_ONCE:
-        import_module(name)
-    for line in sys.stdin:
-        folder, test = line.strip().split("\t")
-        child = os.fork()
-        if child:
-            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-            continue
-        said = os.open(f"{folder}/said", os.O_CREAT | os.O_WRONLY)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
-        sys.path.insert(0, folder)
-        os.environ["PYTHONPATH"] = folder
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no", "--timeout", "60"]
-        options += ["-o", "faulthandler_timeout=120"]  # ends the process if an event loop swallows the first timeout
-        options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins that are imported already
-        status = pytest.main([*options, test])
-        sys.stdout.flush()
-        os._exit(status)
+# Runs a test with the package in the folder that PYTHONPATH names.
+RUN_TEST = """
+import os, sys
+import pytest
+sys.path.insert(0, os.environ["PYTHONPATH"])
+status = pytest.main(sys.argv[1:])
+sys.stdout.flush()
+os._exit(status)
+"""
+OPTIONS = (
+    "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no", "--timeout", "60",
+    "-o", "faulthandler_timeout=120",  # ends the process if an event loop swallows the first timeout
+    "-W", "ignore::pytest.PytestAssertRewriteWarning",  # of plugins that are imported already
+)  # fmt: skip
 
 
 MUTANTS = [Mutant(*row) for row in [
@@ -455,9 +424,8 @@ def test_each_floor_has_six_mutants() -> None:
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    forks = Forks()
-    yield forks
-    forks.close()
+    with forking(*IMPORTED_ONCE) as found:
+        yield found
 
 
 @pytest.mark.parametrize(
@@ -472,10 +440,6 @@ def test_a_broken_promise_is_noticed(mutant: Mutant, forks: Forks, tmp_path: Pat
     shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("*.pyc.*"))
     path = copy / mutant.file
     path.write_text(path.read_text().replace(mutant.text, mutant.instead))
-    status, said = forks.run(mutant.killed_by, tmp_path)
-    assert status == 1, f"{mutant.killed_by} does not notice\n{said}"
+    status, said, errors = forks.run(RUN_TEST, *OPTIONS, mutant.killed_by, PYTHONPATH=str(tmp_path))
+    assert status == 1, f"{mutant.killed_by} does not notice\n{said}{errors}"
     assert "1 failed" in said or "1 error" in said, said
-
-
-if __name__ == "__main__":
-    fork()
