@@ -101,7 +101,7 @@ MUTANTS = [Mutant(*row) for row in [
     ("a durable loop goes on from the state that was kept",
      "saving/durable.py", "return self._loop.step, await self._in_thread(decoded, self._loop.state, initial)",
      "return 0, initial",
-     "tests/saving/test_durable.py"),
+     "tests/saving/test_durable.py::test_a_call_that_has_failed_goes_on_and_one_with_a_result_begins_anew"),
     ("the spans below a node's are those of its own code",
      "telemetry/spans.py", "otel_context.attach(trace.set_span_in_context(self._span))",
      "otel_context.attach(parent.context)",
