@@ -240,11 +240,14 @@ async def test_items_count_once_where_active_scopes_share_the_limit(path: Path, 
             calls = [asyncio.ensure_future(service(1)) for service in (busy, second if others == "none" else busy)]
             await gate.has(2)
             asking.look()
-            for _ in range(50):  # the looks at the loop need turns of the loop
-                await asyncio.sleep(0.01)
-                if others != "none":
-                    await quick(0)
-            [node] = asking.look()["nodes"]
+            for _ in range(3):  # other programs may hold up a look between its two scopes
+                for _ in range(50):  # the looks at the loop need turns of the loop
+                    await asyncio.sleep(0.01)
+                    if others != "none":
+                        await quick(0)
+                [node] = asking.look()["nodes"]
+                if 0.4 < node["busy_share"] < 0.6:
+                    break
             gate.open()
             await asyncio.gather(*calls)
     assert (node["in_flight"], node["limit"]) == (2, 4)
