@@ -8,7 +8,7 @@ from functools import partial, wraps
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 import penstock as ps
-from penstock import telemetry, testing
+from penstock import engine, telemetry, testing
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,6 +70,18 @@ async def slow_to_leave(x: int) -> int:
     finally:
         await asyncio.sleep(1)
     return x
+
+
+async def values_of(stream: engine.Stream[T]) -> list[T]:
+    """Reads a stream to its end."""
+    async with stream as values:
+        return [value async for value in values]
+
+
+async def outcomes_of(stream: engine.Stream[T]) -> list[engine.Outcome[T]]:
+    """Reads a stream to its end, past the items that fail."""
+    async with stream:
+        return [outcome async for outcome in stream.outcomes()]
 
 
 class Gauge:
