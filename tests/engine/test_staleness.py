@@ -5,7 +5,6 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from tests.engine.tracing import add, collect, define
-from tests.kit import model
+from tests.kit import model, values_of
 
 
 @ps.node
@@ -69,76 +68,11 @@ async def test_a_notebook_cell_that_is_run_again() -> None:
     assert await engine.run(third(1)) == 21
 
 
-async def test_monkeypatch_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("clients")
-    module.fetch = fetch  # type: ignore[attr-defined]
-    graph = define("@ps.graph\nasync def g(url: str) -> str: return await clients.fetch(url)", clients=module)
-    assert await engine.run(graph("a")) == "real a"
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "fetch", ps.node(fake))
-        assert await engine.run(graph("a")) == "fake a"
-        patch.setattr(sys.modules[__name__], "fetch", ps.node(fake))
-        assert await engine.run(search("a")) == "fake a"
-    assert await engine.run(graph("a")) == await engine.run(search("a")) == "real a"
-
-
 async def test_a_call_without_caching_hides_no_change_from_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await engine.run(search("a")) == "real a"
     monkeypatch.setattr(sys.modules[__name__], "fetch", ps.node(fake))
     assert await engine.run(search("a"), reuse_plans=False) == "fake a"
     assert await engine.run(search("a")) == "fake a"
-
-
-async def test_a_closure_that_changes() -> None:
-    def build() -> tuple[ps.Graph[[str], str], Callable[[Any], None]]:
-        step: Any = fetch
-
-        @ps.graph
-        async def graph(url: str) -> str:
-            return await step(url)  # type: ignore[no-any-return]
-
-        def rebind(other: Any) -> None:
-            nonlocal step
-            step = other
-
-        return graph, rebind
-
-    graph, rebind = build()
-    assert await engine.run(graph("a")) == "real a"
-    rebind(ps.node(fake))
-    assert await engine.run(graph("a")) == "fake a"
-    rebind(search)
-    assert await engine.run(graph("a")) == "real a"
-
-
-class Pricing:
-    rate = 2
-
-    def __init__(self) -> None:
-        self.offset, self.traced = 1, 0
-
-    def build(self) -> ps.Graph[[int], int]:
-        @ps.graph
-        async def graph(x: int) -> int:
-            self.traced += 1
-            return add(x, self.offset, z=self.rate) if self.offset else x
-
-        return graph
-
-
-async def test_a_plain_value_that_a_trace_has_read_changes() -> None:
-    pricing = Pricing()
-    graph = pricing.build()
-    assert [await engine.run(graph(10)) for _ in range(3)] == [13] * 3
-    assert pricing.traced == 1
-    pricing.offset = 5
-    assert [await engine.run(graph(10)) for _ in range(3)] == [17] * 3
-    pricing.rate = 0  # hides the attribute of the class
-    assert await engine.run(graph(10)) == await graph(10) == 15
-    pricing.offset = 0
-    assert await engine.run(graph(10)) == 10
-    async with engine.stream(graph(x) for x in range(2)) as results:
-        assert [value async for value in results] == [0, 1]
 
 
 async def test_replacing_a_node_for_a_time() -> None:
@@ -263,28 +197,6 @@ async def test_a_running_deployment_keeps_its_plan(monkeypatch: pytest.MonkeyPat
             assert await asyncio.gather(service("a"), service.run(search("b"))) == ["real a", "real b"]
 
 
-async def test_an_inlined_graph_looks_at_its_own_globals() -> None:
-    inner_names: dict[str, Any] = {"ps": ps, "fetch": fetch}
-    exec("@ps.graph\nasync def inner(url: str) -> str: return await fetch(url)", inner_names)
-    outer = define("@ps.graph\nasync def g(url: str) -> str: return await inner(url)", inner=inner_names["inner"])
-    assert await engine.run(outer("a")) == "real a"
-    inner_names["fetch"] = ps.node(fake)
-    assert await engine.run(outer("a")) == "fake a"
-
-
-async def test_a_body_of_control_flow_looks_at_its_own_globals() -> None:
-    names: dict[str, Any] = {"ps": ps, "fetch": fetch, "settings": types.SimpleNamespace(end=""), "START": "a"}
-    exec("async def each(url): return await fetch(START + settings.end)", names)
-    graph = define("@ps.graph\nasync def g(urls): return await ps.map_each(each, urls)", each=names["each"])
-    assert await engine.run(graph(["x"])) == ["real a"]
-    names["fetch"] = ps.node(fake)
-    assert await engine.run(graph(["x"])) == ["fake a"]
-    names["START"] = "b"
-    assert await engine.run(graph(["x"])) == ["fake b"]
-    names["settings"].end = "c"
-    assert await engine.run(graph(["x"])) == ["fake bc"]
-
-
 async def test_statistics_of_a_graph_say_why_it_was_traced_again() -> None:
     limit = 3
     settings = types.SimpleNamespace(by=1)
@@ -322,8 +234,7 @@ async def test_statistics_of_a_graph_say_why_it_was_traced_again() -> None:
         await asyncio.gather(*(service(1) for _ in range(5)))
         assert graph.statistics() == before  # a deployment keeps its plan
         limit = 5
-    async with engine.stream(graph(1) for _ in range(5)) as results:
-        assert [result async for result in results] == [8] * 5
+    assert await values_of(engine.stream(graph(1) for _ in range(5))) == [8] * 5
     assert graph.statistics().traces == before.traces + 1
 
 
