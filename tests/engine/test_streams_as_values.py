@@ -1,15 +1,18 @@
 """Streams as values: the values they give under every scheduler, and graphs that are refused."""
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable
+from textwrap import indent
 from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import SCHEDULERS, Gauge, Scheduler
+from tests.engine.tracing import define, refusal
+from tests.kit import SCHEDULERS, Gauge, outcomes_of, values_of
 
 
 @ps.node
@@ -61,14 +64,6 @@ async def collected(limit: int) -> list[int]:
     return values
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-async def test_a_pipeline_of_calls_with_streams_inside_and_fewer_places_than_items(scheduler: Scheduler) -> None:
-    calls = (collected(index) for index in range(30))
-    async with engine.stream(calls, scheduler=scheduler, max_in_flight=2) as results:
-        assert [len(result) async for result in results] == list(range(30))
-    assert await engine.run(collected(40), scheduler=scheduler) == list(range(40))
-
-
 async def closing(closed: list[str]) -> AsyncIterator[int]:
     """Gives ten numbers, and says when it is closed."""
     try:
@@ -96,8 +91,7 @@ async def test_an_argument_may_be_a_stream() -> None:
 
     assert await engine.run(total(closing(closed))) == [2 * number for number in range(10)]
     for graph in (passed, returned):
-        async with engine.stream(graph(closing(closed))) as given:
-            assert len([value async for value in given]) == 10
+        assert len(await values_of(engine.stream(graph(closing(closed))))) == 10
     assert closed == ["numbers"] * 3
     assert await engine.run(ps.graph(first)(closing(closed))) == 0
     assert closed == ["numbers"] * 4
@@ -149,8 +143,7 @@ async def test_current_is_known_in_a_generator_and_in_its_tasks() -> None:
         yield await inner()
         yield await asyncio.create_task(inner())
 
-    async with engine.stream(ps.graph(whereabouts)(), timeout_seconds=60) as values:
-        infos = [value async for value in values]
+    infos = await values_of(engine.stream(ps.graph(whereabouts)(), timeout_seconds=60))
     where = "whereabouts", "whereabouts", 0, 1
     assert [(info.graph, info.node, info.item, info.attempt) for info in infos] == [where] * 3
     assert all(info.remaining_seconds() for info in infos)
@@ -167,8 +160,7 @@ async def test_a_generator_that_waits_for_its_own_place_is_refused() -> None:
 
     graph = ps.graph(nested)
 
-    async with engine.stream(graph(0)) as values:
-        assert [value async for value in values] == [0]
+    assert await values_of(engine.stream(graph(0))) == [0]
     with pytest.raises(ps.ReentrantCallError, match="the only place is held"):
         async with engine.stream(graph(1)) as values:
             await values.wait_started()
@@ -201,8 +193,7 @@ async def test_a_fake_generator_takes_the_place_of_a_node() -> None:
         yield 7
 
     with testing.replace(count, fake):
-        async with engine.stream(doubled(3)) as values:
-            assert [value async for value in values] == [14]
+        assert await values_of(engine.stream(doubled(3))) == [14]
 
 
 async def test_outcomes_position_and_statistics() -> None:
@@ -212,13 +203,9 @@ async def test_outcomes_position_and_statistics() -> None:
         yield 2
         raise ValueError("third")
 
-    async with engine.stream(ps.graph(two_then_error)()) as values:
-        outcomes = [outcome async for outcome in values.outcomes()]
-    assert [(one.index, one.value, type(one.error)) for one in outcomes] == [
-        (0, 1, type(None)),
-        (1, 2, type(None)),
-        (2, None, ValueError),
-    ]
+    values = engine.stream(ps.graph(two_then_error)())
+    outcomes = [(one.index, one.value, repr(one.error)) for one in await outcomes_of(values)]
+    assert outcomes == [(0, 1, "None"), (1, 2, "None"), (2, None, "ValueError('third')")]
     statistics = values.statistics()
     assert (values.position, statistics.yielded, statistics.failed, statistics.in_flight) == (2, 2, 1, 0)
     assert [one.node for one in statistics.actors] == ["two_then_error"]
@@ -251,86 +238,34 @@ async def test_options_that_do_not_apply_to_one_call() -> None:
             service.stream(doubled(3), max_in_flight=3)
 
 
-async def _twice(limit: int) -> tuple[list[int], int]:
-    numbers = count(limit)
-    return await collect(numbers), await first(numbers)
+# Bodies of `async def g(limit: int, values: AsyncIterator[int])`.
+REFUSED = [
+    ("numbers = count(limit)\nreturn await collect(numbers), await first(numbers)",
+     "stream 'count' is read by 'first' and was read before by 'collect' .*one reader: call the node once"),
+    ("numbers = count(limit)\nawait first(numbers)\nreturn numbers",
+     "is read by the result and was read before by 'first'"),
+    ("numbers = count(limit)\nreturn await collect([numbers, numbers])",
+     "is read by 'collect' and was read before by 'collect'"),
+    ("numbers = count(limit)\nreturn await collect(ps.map_each(double, numbers)), await first(numbers)",
+     "is read by 'first' and was read before by 'map_each'"),
+    ("return await first(values), await first(values)", "stream 'values' is read by 'first' and was read before"),
+    ("return negative(count(limit))", "passed to 'negative', which cannot read it: only an `async def`"),
+    ("return await ps.cond(True, collect, collect, count(limit))", "passed to 'cond', which cannot read it"),
+    ("numbers = count(limit)\nreturn await ps.map_each(lambda number: first(numbers), [1, 2])",
+     "the body of map_each takes stream 'count' from outside"),
+    ("return await ps.map_each(count, [limit])", "the body 'count' gives a stream.*read the stream inside the body"),
+    ("return count(limit), limit", "stream 'count' is returned inside a tuple; return the stream alone"),
+    ("return await collect(count(limit).closed)", "an attribute or item of stream 'count'"),
+    ("return await collect(count.fn(3))", "used up by the first item; make its function a node"),
+]  # fmt: skip
 
 
-async def _read_and_returned(limit: int) -> AsyncIterator[int]:
-    numbers = count(limit)
-    await first(numbers)
-    return numbers
-
-
-async def _twice_in_a_list(limit: int) -> list[int]:
-    numbers = count(limit)
-    values: list[int] = await collect([numbers, numbers])  # type: ignore[arg-type]
-    return values
-
-
-async def _mapped_twice(limit: int) -> tuple[list[int], int]:
-    numbers = count(limit)
-    return await collect(ps.map_each(double, numbers)), await first(numbers)
-
-
-async def _parameter_twice(values: AsyncIterator[int]) -> tuple[int, int]:
-    return await first(values), await first(values)
-
-
-async def _plain_reader(limit: int) -> int:
-    return negative(count(limit))  # type: ignore[arg-type]
-
-
-async def _operand(limit: int) -> Any:
-    return await ps.cond(True, collect, collect, count(limit))
-
-
-async def _captured(limit: int) -> Any:
-    numbers = count(limit)
-
-    async def body(number: int) -> int:
-        return await first(numbers)
-
-    return await ps.map_each(body, [1, 2])
-
-
-async def _body_gives_a_stream(limits: list[int]) -> Any:
-    return await ps.map_each(count, limits)  # type: ignore[misc]
-
-
-async def _inside_a_tuple(limit: int) -> Any:
-    return count(limit), limit
-
-
-async def _attribute(limit: int) -> Any:
-    return await collect(count(limit).closed)  # type: ignore[attr-defined]
-
-
-async def _iterator_made_in_the_graph(limit: int) -> Any:
-    return await collect(count.fn(3))
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (_twice, "stream 'count' is read by 'first' and was read before by 'collect' .*one reader: call the node once"),
-        (_read_and_returned, "is read by the result and was read before by 'first'"),
-        (_twice_in_a_list, "is read by 'collect' and was read before by 'collect'"),
-        (_mapped_twice, "is read by 'first' and was read before by 'map_each'"),
-        (_parameter_twice, "stream 'values' is read by 'first' and was read before"),
-        (_plain_reader, "passed to 'negative', which cannot read it: only an `async def`"),
-        (_operand, "passed to 'cond', which cannot read it"),
-        (_captured, "the body of map_each takes stream 'count' from outside"),
-        (_body_gives_a_stream, "the body 'count' gives a stream.*read the stream inside the body"),
-        (_inside_a_tuple, "stream 'count' is returned inside a tuple; return the stream alone"),
-        (_attribute, "an attribute or item of stream 'count'"),
-        (_iterator_made_in_the_graph, "used up by the first item; make its function a node"),
-    ],
-)
-def test_what_a_trace_refuses(source: Callable[..., Any], message: str) -> None:
-    with pytest.raises(ps.GraphTraceError, match=message) as caught:
-        engine.plan(ps.graph(source))
-    assert f"{__file__}:" in str(caught.value)
+@pytest.mark.parametrize(("lines", "message"), REFUSED, ids=[lines.splitlines()[-1] for lines, _ in REFUSED])
+def test_what_a_trace_refuses(lines: str, message: str) -> None:
+    head = "@ps.graph\nasync def g(limit: int, values: AsyncIterator[int]):\n"
+    said = refusal(lambda: define(head + indent(lines, "    "), **globals()))
+    assert re.search(message, said)
+    assert "<graph>:" in said
 
 
 def test_a_stream_that_nobody_reads() -> None:
@@ -438,31 +373,12 @@ async def _three_in_a_circle(limit: int) -> Any:
     return total, largest, await collect(ps.map_each(_total_of_a_body, limited(count(limit))))
 
 
-async def _an_instance_and_a_function_that_cross(limit: int) -> Any:
-    async def by_instance(number: int) -> int:
-        return await stateful_total(count(number))
-
-    total = await stateful_total(ps.map_each(_largest_of_a_body, count(limit)))
-    return total, await limited_largest(ps.map_each(by_instance, count(limit)))
-
-
 @pytest.mark.parametrize(
     ("source", "held", "needed", "remedy"),
     [
-        (
-            _reads_what_a_branch_of_a_body_gives,
-            "limited_total",
-            "limited_total",
-            "leave out its concurrency=.*max_in_flight",
-        ),
+        (_reads_what_a_branch_of_a_body_gives, "limited_total", "limited_total", "leave out its concurrency="),
         (_an_instance_that_reads_itself, "Total", "Total", "another instance"),
         (_three_in_a_circle, "limited", "limited_total", "; for 'limited', .*max_in_flight"),
-        (
-            _an_instance_and_a_function_that_cross,
-            "limited_largest",
-            "Total",
-            "; for 'limited_largest', .*max_in_flight",
-        ),
     ],
 )
 def test_limited_nodes_that_would_wait_for_each_other(
@@ -551,8 +467,7 @@ async def test_a_stream_actor_without_a_limit_is_read_through_itself() -> None:
     doubled_by_loop = Doubled()
 
     graph = count >> doubled_by_loop >> doubled_by_loop
-    async with engine.stream(graph(4)) as values:
-        assert [value async for value in values] == [0, 4, 8, 12]
+    assert await values_of(engine.stream(graph(4))) == [0, 4, 8, 12]
 
 
 def test_streams_are_drawn() -> None:
@@ -578,8 +493,7 @@ def test_streams_work_under_every_kind_of_task_factory(kind: str) -> None:
     async def main() -> None:
         asyncio.get_running_loop().set_task_factory(eager if kind == "asyncio's" else factory)
         assert await engine.run(counted(5)) == [0, 1, 2, 3, 4]
-        async with engine.stream(counted(x) for x in range(3)) as results:
-            assert [x async for x in results] == [[], [0], [0, 1]]
+        assert await values_of(engine.stream(counted(x) for x in range(3))) == [[], [0], [0, 1]]
 
     counted = count >> collect
     for outcome in testing.cancel_at_every_step(main):

@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from tests.kit import SCHEDULERS
+from tests.kit import SCHEDULERS, values_of
 
 
 @ps.node
@@ -51,8 +51,7 @@ async def assert_like_plain(graph: ps.Graph[..., Any], *args: Any) -> Any:
     expected = await graph(*args)
     for scheduler in SCHEDULERS:
         assert await engine.run(graph(*args), scheduler=scheduler) == expected
-    async with engine.stream([graph(*args)] * 3) as results:
-        assert [result async for result in results] == [expected] * 3
+    assert await values_of(engine.stream([graph(*args)] * 3)) == [expected] * 3
     async with engine.deploy(graph) as service:
         assert await service(*args) == expected
     return expected
