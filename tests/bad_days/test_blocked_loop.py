@@ -9,7 +9,7 @@ import structlog
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import paused
+from tests.kit import paused, values_of
 
 
 def block() -> None:
@@ -62,8 +62,7 @@ async def test_a_node_that_blocks_is_reported_once_over_all_scopes(kind: str) ->
         assert await engine.run(graph(1)) == 1
         async with engine.deploy(graph) as service:
             assert await service(2) == 2
-        async with engine.stream(graph(x) for x in range(2)) as stream:
-            assert [x async for x in stream] == [0, 1]
+        assert await values_of(engine.stream(graph(x) for x in range(2))) == [0, 1]
     (log,) = logs
     assert log["event"] == "node.blocks_loop"
     assert log["node"] in ("blocking", "blocking_later", "Blocking")

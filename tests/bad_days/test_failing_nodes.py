@@ -13,7 +13,7 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from tests.bad_days import process_nodes
-from tests.kit import model, numbers, plain, same
+from tests.kit import model, numbers, outcomes_of, plain, same, values_of
 
 SCHEDULERS = ["auto", "actors", "parallel", "wave", "sequential"]
 
@@ -67,8 +67,7 @@ async def test_a_raise_in_every_kind_of_node_under_every_scheduler(node: str) ->
             assert raised.value.args == (3,)
             assert raised.value.__notes__ == [f"in node {node!r} of graph {name!r}, item 0, attempt 1"]
 
-            async with own.stream((graph(x) for x in range(2)), scheduler=scheduler) as stream:
-                outcomes = [outcome async for outcome in stream.outcomes()]
+            outcomes = await outcomes_of(own.stream((graph(x) for x in range(2)), scheduler=scheduler))
             assert [repr(outcome.error) for outcome in outcomes] == ["LookupError(0)", "LookupError(1)"]
             assert [outcome.error.__notes__ for outcome in outcomes if outcome.error is not None] == [
                 [f"in node {node!r} of graph {name!r}, item {item}, attempt 1"] for item in range(2)
@@ -133,8 +132,7 @@ async def test_a_node_whose_own_awaited_task_was_cancelled_fails_and_is_not_canc
 
     graph = ps.graph(waits_for_a_cancelled_task)
 
-    async with engine.stream(graph(x) for x in range(2)) as stream:
-        outcomes = [outcome async for outcome in stream.outcomes()]
+    outcomes = await outcomes_of(engine.stream(graph(x) for x in range(2)))
     assert [type(outcome.error) for outcome in outcomes] == [ps.NodeCancelledError] * 2
     with pytest.raises(ps.NodeCancelledError) as raised:
         await engine.run(graph(1))
@@ -173,8 +171,7 @@ def length_of(raised: TracebackType | None) -> int:
 @pytest.mark.parametrize("place", ["alone", "on_loop", "in_thread", "returned"])
 async def test_a_thousand_items_that_fail_in_one_way_have_an_exception_each(place: str) -> None:
     graph = failing_in(place)
-    async with engine.stream((graph(x) for x in range(1000)), max_in_flight=1000) as stream:
-        outcomes = [outcome async for outcome in stream.outcomes()]
+    outcomes = await outcomes_of(engine.stream((graph(x) for x in range(1000)), max_in_flight=1000))
     errors = [outcome.error for outcome in outcomes]
     assert len(set(map(id, errors))) == 1000
     for index, error in enumerate(errors):
@@ -200,12 +197,19 @@ async def test_the_fallback_of_each_item_of_a_batch_is_given_an_exception_of_its
 
     graph = ps.graph(ps.node(batch=ps.Batch(100, max_wait_seconds=60), runs_on=runs_on, fallback=fall_back)(fail))
 
-    async with engine.stream((graph(x) for x in range(100)), max_in_flight=100) as results:
-        assert [result async for result in results] == list(range(1, 101))
+    assert await values_of(engine.stream((graph(x) for x in range(100)), max_in_flight=100)) == list(range(1, 101))
     assert len(set(map(id, errors))) == 100
     assert {length_of(error.__traceback__) for error in errors} == {length_of(errors[0].__traceback__)}
     where = traceback.extract_tb(errors[99].__traceback__)
     assert "fail" in [entry.name for entry in where]
+
+
+def failing_with(error: BaseException) -> ps.Graph[[int], int]:
+    @ps.node
+    async def fail(x: Any) -> int:
+        raise error
+
+    return ps.graph(fail)
 
 
 class Picky(Exception):
@@ -241,12 +245,7 @@ class Unique(Exception):
     ids=repr,
 )
 async def test_the_exception_of_another_item_is_equal(error: Exception) -> None:
-    @ps.node
-    async def fail(x: int) -> int:
-        raise error
-
-    graph = ps.graph(fail)
-
+    graph = failing_with(error)
     async with engine.stream(graph(x) for x in range(2)) as stream:
         first, second = [outcome.error async for outcome in stream.outcomes()]
     assert first is error
@@ -257,15 +256,8 @@ async def test_the_exception_of_another_item_is_equal(error: Exception) -> None:
 
 async def test_an_exception_that_cannot_be_copied_is_the_cause_of_another() -> None:
     error = Unique("made")
-
-    @ps.node
-    async def fail(x: int) -> int:
-        raise error
-
-    graph = ps.graph(fail)
-
-    async with engine.stream(graph(x) for x in range(3)) as stream:
-        outcomes = [outcome async for outcome in stream.outcomes()]
+    graph = failing_with(error)
+    outcomes = await outcomes_of(engine.stream(graph(x) for x in range(3)))
     assert outcomes[0].error is error
     assert error.__notes__ == ["in node 'fail' of graph 'fail', item 0, attempt 1"]
     for outcome in outcomes[1:]:
@@ -278,7 +270,6 @@ async def test_one_exception_object_raised_by_many_items_does_not_keep_their_val
     class Value:
         pass
 
-    error = LookupError("the same")
     made: list[weakref.ref[Value]] = []
 
     @ps.node
@@ -287,20 +278,14 @@ async def test_one_exception_object_raised_by_many_items_does_not_keep_their_val
         made.append(weakref.ref(value))
         return value
 
-    @ps.node
-    async def raise_the_same(value: Value) -> int:
-        raise error
-
-    graph = make >> raise_the_same
-    async with engine.stream((graph(x) for x in range(100)), on_error="skip") as stream:
-        assert [x async for x in stream] == []
+    graph: Any = make >> failing_with(LookupError("the same"))
+    assert await values_of(engine.stream((graph(x) for x in range(100)), on_error="skip")) == []
     gc.collect()
     assert sum(ref() is not None for ref in made) <= 1
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-async def test_what_ends_the_program_ends_the_scope_of_its_item(kind: type[BaseException]) -> None:
-    """Raised in a task, this would stop the loop. Here, the code that awaits the item gets it."""
+def stopping_at_one(kind: type[BaseException]) -> ps.Node[[int], Any]:
+    """Returns a node that ends the program at the item 1, and waits for ever at all others."""
 
     @ps.node
     async def stop_at_one(x: int) -> int:
@@ -309,7 +294,13 @@ async def test_what_ends_the_program_ends_the_scope_of_its_item(kind: type[BaseE
         await asyncio.sleep(3600)
         return x
 
-    graph = ps.graph(stop_at_one)
+    return stop_at_one
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+async def test_what_ends_the_program_ends_the_scope_of_its_item(kind: type[BaseException]) -> None:
+    """Raised in a task, this would stop the loop. Here, the code that awaits the item gets it."""
+    graph = ps.graph(stopping_at_one(kind))
 
     async def read() -> None:
         async with engine.stream(map(graph, [1, 2])) as stream:
@@ -378,12 +369,7 @@ async def test_a_panic_ends_its_own_call_of_a_deployment_and_no_other(node: Any)
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("over", ["list", "stream"])
 async def test_what_ends_the_program_does_not_wait_for_its_turn_in_a_body(over: str, kind: type[BaseException]) -> None:
-    @ps.node
-    async def stop_at_one(x: int) -> int:
-        if x == 1:
-            raise kind
-        await asyncio.sleep(3600)
-        return x
+    stop_at_one = stopping_at_one(kind)
 
     @ps.graph
     async def over_list() -> list[int]:
@@ -407,14 +393,26 @@ async def test_what_ends_the_program_is_not_skipped_retried_or_replaced(error: t
     attempts: list[int] = []
 
     @ps.node(retry=ps.Retry(attempts=3), fallback=lambda error: -1)
-    async def stop(x: int) -> int:
+    async def stop(x: int, value: int = 0) -> int:
         attempts.append(x)
         raise error
 
-    with pytest.raises(error):
-        async with engine.stream([ps.graph(stop)(1)], on_error="skip") as stream:
-            await anext(stream)
-    assert attempts == [1]
+    @ps.graph
+    async def mapped(x: int) -> list[int]:
+        return await ps.map_each(stop, [x], on_error="skip")
+
+    @ps.graph
+    async def folded(x: int) -> int:
+        return await ps.fold(stop, numbers(1), x, on_error="skip")
+
+    for use in (
+        lambda: anext(engine.stream([ps.graph(stop)(1)], on_error="skip")),
+        lambda: engine.run(mapped(2)),
+        lambda: engine.run(folded(3)),
+    ):
+        with pytest.raises(error):
+            await use()
+    assert attempts == [1, 2, 3]
 
 
 class RefusesAttributes(Exception):

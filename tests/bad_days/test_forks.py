@@ -66,7 +66,7 @@ def test_a_worker_ends_with_its_parent_though_a_forked_child_lives_on(gates: lis
             os.close(child)
 
 
-@pytest.mark.parametrize("started", ["by an array", "by a node"])
+@pytest.mark.parametrize("started", ["by an array", pytest.param("by a node", marks=pytest.mark.long)])
 def test_a_device_node_where_jax_had_started_before_the_fork_is_an_error_with_the_remedy(started: str) -> None:
     done = run("device", started)
     assert (done.returncode, done.stderr) == (0, "")

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import penstock as ps
 from penstock import engine
 from tests.bad_days import process_nodes
 from tests.examples.programs import HEAR_CTRL_C, command
+from tests.kit import Gate, outcomes_of
 
 dying = ps.graph(process_nodes.die_at_three)
 squared = ps.graph(process_nodes.square)
@@ -23,8 +23,7 @@ squared = ps.graph(process_nodes.square)
 
 
 async def test_a_killed_worker_process_fails_its_own_item_only() -> None:
-    async with engine.stream(dying(x) for x in range(8)) as stream:
-        outcomes = [outcome async for outcome in stream.outcomes()]
+    outcomes = await outcomes_of(engine.stream(dying(x) for x in range(8)))
     assert [outcome.value for outcome in outcomes] == [0, 1, 2, None, 4, 5, 6, 7]
     assert isinstance(outcomes[3].error, ps.WorkerDied)
     assert outcomes[3].error.__notes__ == ["in node 'die_at_three' of graph 'die_at_three', item 3, attempt 1"]
@@ -36,8 +35,7 @@ async def test_a_killed_worker_process_fails_its_own_item_only() -> None:
 
 async def test_an_unpicklable_argument_or_result_is_an_error_of_its_item() -> None:
     async with engine.Engine() as own:
-        async with own.stream(squared(x) for x in (2, lambda: 3, 4)) as stream:
-            outcomes = [outcome async for outcome in stream.outcomes()]
+        outcomes = await outcomes_of(own.stream(squared(x) for x in (2, lambda: 3, 4)))
         assert [outcome.value for outcome in outcomes] == [4, None, 16]
         assert outcomes[1].error is not None
         assert "cannot be sent to a worker process" in str(outcomes[1].error)
@@ -67,24 +65,8 @@ async def test_system_exit_in_a_worker_process_is_one_in_a_node() -> None:
 # Threads
 
 
-class Blocked:
-    """A function that blocks its thread until it is released; `began` is set on the loop."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.began = asyncio.Event()
-        self.release = threading.Event()
-        self.returned: list[int] = []
-
-    def __call__(self, x: int) -> int:
-        self.loop.call_soon_threadsafe(self.began.set)
-        assert self.release.wait(30)
-        self.returned.append(x)
-        return x
-
-
 async def test_a_stateful_node_is_left_after_the_thread_that_is_in_it_has_returned() -> None:
-    blocked = Blocked()
+    gate = Gate()
     log: list[str] = []
 
     @ps.node(runs_on="thread")
@@ -96,7 +78,7 @@ async def test_a_stateful_node_is_left_after_the_thread_that_is_in_it_has_return
             log.append("left")
 
         def __call__(self, x: int) -> int:
-            blocked(x)
+            gate.block(x)
             log.append("returned")
             return x
 
@@ -110,19 +92,19 @@ async def test_a_stateful_node_is_left_after_the_thread_that_is_in_it_has_return
     async def abort() -> None:
         async with engine.deploy(graph) as service:
             call = asyncio.create_task(service(1))
-            await blocked.began.wait()
+            await gate.has()
             call.cancel()
             raise TimeoutError
 
     for way in (expire, abort):
-        blocked.began.clear()
-        blocked.release.clear()
+        gate.close()
+        gate.came.clear()
         log.clear()
         task = asyncio.create_task(way())
-        await blocked.began.wait()
+        await gate.has()
         await asyncio.wait([task], timeout=0.6)  # the deadline passes, but the call has to wait for the thread
         assert log == []
-        blocked.release.set()
+        gate.open()
         with pytest.raises(TimeoutError):
             await task
         assert log == ["returned", "left"]
@@ -214,31 +196,28 @@ def interrupt_after(
 
 
 needs_groups = pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-at_two_moments = pytest.mark.parametrize("line", ["begun", "3"], ids=["while workers start", "while workers are busy"])
+
+
+IGNORE_CTRL_C = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
 
 @needs_groups
-@at_two_moments
-def test_ctrl_c_with_worker_processes_ends_without_noise(line: str, tmp_path: Path) -> None:
-    printed, errors, code = interrupt_after(line, PROCESSES.format(last=4), tmp_path)
+@pytest.mark.parametrize(
+    ("code", "line", "before", "last"),
+    [
+        pytest.param(PROCESSES.format(last=4), "begun", HEAR_CTRL_C, "interrupted", id="while workers start"),
+        pytest.param(PROCESSES.format(last=4), "3", HEAR_CTRL_C, "interrupted", id="while workers are busy"),
+        pytest.param(PROCESSES.format(last=1000), "3", IGNORE_CTRL_C, "999", id="what a shell has told to ignore it"),
+        pytest.param(COROUTINES_AND_THREADS, "3", HEAR_CTRL_C, "interrupted", id="with threads and a stateful node"),
+        pytest.param(COROUTINES_AND_THREADS, "begun", HEAR_CTRL_C, "interrupted", marks=pytest.mark.long),
+    ],
+)
+def test_ctrl_c_ends_without_noise(code: str, line: str, before: str, last: str, tmp_path: Path) -> None:
+    printed, errors, status = interrupt_after(line, code, tmp_path, before)
     # Errors would be a traceback of a worker, or a message of the resource tracker.
-    assert (errors, printed[-1], code) == ("", "interrupted", 0)
-
-
-@needs_groups
-@at_two_moments
-def test_ctrl_c_with_threads_and_a_stateful_node_leaves_it(line: str, tmp_path: Path) -> None:
-    printed, errors, code = interrupt_after(line, COROUTINES_AND_THREADS, tmp_path)
-    assert (errors, printed[-1], code) == ("", "interrupted", 0)
-    assert "left" in printed or line == "begun"  # at the beginning, the resource may not have been entered
-
-
-@needs_groups
-@at_two_moments
-def test_what_a_shell_has_told_to_ignore_ctrl_c_ignores_it(line: str, tmp_path: Path) -> None:
-    ignore = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
-    printed, errors, code = interrupt_after(line, PROCESSES.format(last=1000), tmp_path, ignore)
-    assert (errors, printed[-1], code) == ("", "999", 0)
+    assert (errors, printed[-1], status) == ("", last, 0)
+    # At the beginning, the stateful node may not have been entered.
+    assert "left" in printed or code != COROUTINES_AND_THREADS or line == "begun"
 
 
 DRAINING = """
