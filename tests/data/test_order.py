@@ -6,10 +6,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from itertools import permutations
 from operator import length_hint
 from typing import Any
 
@@ -20,9 +19,6 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import data, engine
-
-MASK = (1 << 64) - 1
-ROUNDS = 12
 
 
 class Numbers:
@@ -53,43 +49,16 @@ async def orders(length: int, tries: int) -> list[list[int]]:
     return [[one.index async for one in data.order(Numbers(length), shuffle_seed=seed)] for seed in range(tries)]
 
 
-def one_by_one(length: int, key: str) -> Iterator[int]:
-    """Yields the order, computed in plain Python, one number after the other."""
-    import hashlib
-
-    bits = max(2, (length - 1).bit_length())
-    low = bits // 2
-    digest = hashlib.shake_256(f"penstock order {key}".encode()).digest(8 * ROUNDS)
-    keys = [int.from_bytes(digest[at : at + 8], "little") for at in range(0, len(digest), 8)]
-
-    def scrambled(word: int) -> int:
-        word = word * 0xBF58476D1CE4E5B9 & MASK
-        word ^= word >> 32
-        return word * 0x94D049BB133111EB & MASK
-
-    for position in range(length):
-        number = position
-        while True:
-            left, right = number >> low, number & (1 << low) - 1
-            for even, odd in zip(keys[::2], keys[1::2], strict=True):
-                left ^= scrambled(right + even & MASK) >> 64 - (bits - low)
-                right ^= scrambled(left + odd & MASK) >> 64 - low
-            number = left << low | right
-            if number < length:
-                break
-        yield number
-
-
 @given(st.integers(1, 3000), st.integers(0, 1 << 70))
-def test_every_length_gets_a_true_permutation_as_computed_one_by_one(length: int, seed: int) -> None:
-    order = indexes(length, shuffle_seed=seed)
-    assert sorted(order) == list(range(length))
-    assert order == list(one_by_one(length, f"{seed} 0"))
+def test_every_length_gets_a_true_permutation(length: int, seed: int) -> None:
+    assert sorted(indexes(length, shuffle_seed=seed)) == list(range(length))
 
 
 def test_the_order_is_the_same_on_every_machine() -> None:
     assert indexes(10, shuffle_seed=0) == GOLDEN_TEN
     assert indexes(10, shuffle_seed=7, epochs=2) == GOLDEN_EPOCHS
+    many = [indexes(length, shuffle_seed=length**9) for length in (*range(1, 140), 1000, 1024, 1025)]
+    assert zlib.crc32(str(many).encode()) == GOLDEN_MANY
 
     async def begin() -> list[Any]:
         order = data.order(Numbers(10**9), shuffle_seed=1)
@@ -105,22 +74,14 @@ def test_the_order_is_the_same_on_every_machine() -> None:
 
 GOLDEN_TEN = [5, 7, 9, 2, 1, 4, 0, 8, 6, 3]
 GOLDEN_EPOCHS = [8, 1, 7, 2, 9, 3, 0, 6, 4, 5, 9, 2, 0, 5, 3, 8, 1, 4, 6, 7]
+GOLDEN_MANY = 3456909614  # of orders that were computed in plain Python, one number after the other
 GOLDEN_BILLION = [338934343, 318328137, 112733504]
 GOLDEN_SEEDS = [17179438957365488533, 8122470698467820610, 6207496798862650005]
 GOLDEN_RANDOM = 0.6624108395726954
 
 
-def test_small_orders_are_equally_frequent() -> None:
-    tries = 1500
-    counts = Counter(map(tuple, asyncio.run(orders(4, tries))))
-    expected = tries / 24
-    # The 99.9 % quantile of chi-squared with 23 degrees of freedom is 49.7.
-    assert sum((counts[one] - expected) ** 2 / expected for one in permutations(range(4))) < 49.7
-
-
-@pytest.mark.parametrize("length", [37, 64])
-def test_positions_and_indexes_know_nothing_of_each_other(length: int) -> None:
-    tries = 300
+def test_positions_and_indexes_know_nothing_of_each_other() -> None:
+    length, tries = 37, 300
     found = np.array(asyncio.run(orders(length, tries)), np.float64)
     fixed_points = (found == np.arange(length)).sum() / tries  # both mean and variance are 1
     successors = (np.diff(found) == 1).sum() / tries
@@ -246,15 +207,6 @@ async def test_arguments_may_be_values_of_the_graph_and_a_list_is_not_copied() -
     with pytest.raises(ps.OptionsError, match="epochs=0"):
         async with engine.stream(ordered([5, 6, 7], None, 0)) as values:
             await collected(values)
-
-
-async def test_an_order_made_outside_is_an_argument() -> None:
-    @ps.graph
-    async def reading(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
-        return records >> data.read(NUMBERS) >> data.batched(30)
-
-    async with engine.stream(reading(data.order(NUMBERS, shuffle_seed=1))) as batches:
-        assert [len(batch) async for batch in batches] == [30, 30, 30, 10]
 
 
 async def test_what_has_no_index_takes_part_without_shuffling() -> None:

@@ -1,6 +1,5 @@
 """Stages of other packages: the parts of `penstock.extension` for streams, with and without a checkpoint."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import data, engine, extension
+from tests.kit import values_of
 
 SOURCE = np.arange(12)
 
@@ -199,8 +199,7 @@ async def test_what_is_a_stream_and_what_is_there() -> None:
     async def number() -> int:
         return 1
 
-    async with engine.stream(staged()) as stream:
-        assert [value async for value in stream] == [*range(12)]
+    assert await values_of(engine.stream(staged())) == [*range(12)]
     assert seen[0] == (True, False)
     assert all(is_stream for is_stream, _ in seen[1:])
     assert {is_there for _, is_there in seen[1:]} == {False, True}
@@ -222,14 +221,3 @@ async def test_a_plain_iterator_runs_in_a_thread_of_its_own() -> None:
     assert [value async for value in read] == [0, 1, 2]
     await read.aclose()
     assert names == {"reading-1"}
-
-
-def test_a_split_outside_of_a_graph() -> None:
-    async def split() -> list[list[int]]:
-        async def numbers() -> AsyncIterator[int]:
-            for value in range(3):
-                yield value
-
-        return [[value async for value in one] for one in extension.split_stream(numbers(), 2, 3)]
-
-    assert asyncio.run(split()) == [[0, 1, 2]] * 2

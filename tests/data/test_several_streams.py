@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import data, engine, testing
-from tests.kit import SCHEDULERS, Scheduler, virtual
+from tests.kit import SCHEDULERS, Scheduler, values_of, virtual
 from tests.kit import counted as count
 
 
@@ -65,8 +65,7 @@ async def total(values: AsyncIterator[int]) -> int:
 
 
 async def collected(call: ps.Call[AsyncIterator[Any]]) -> list[Any]:
-    async with engine.stream(call) as values:
-        return [value async for value in values]
+    return await values_of(engine.stream(call))
 
 
 @ps.graph

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import data, engine, testing
 from penstock.extension import Packer
+from tests.kit import values_of
 
 
 class Trace(list[str]):
@@ -41,9 +42,7 @@ def through(stage: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
         return given >> stage  # type: ignore[operator, no-any-return]
 
     async def both() -> tuple[list[Any], list[Any]]:
-        async with engine.stream(staged(source(values))) as stream:
-            in_graph = [value async for value in stream]
-        return in_graph, [value async for value in stage(source(values))]
+        return await values_of(engine.stream(staged(source(values)))), [value async for value in stage(source(values))]
 
     in_graph, outside = asyncio.run(both())
     assert repr(in_graph) == repr(outside)
@@ -317,18 +316,6 @@ async def test_a_collate_that_fails_says_which_records_it_was_given(error: Excep
     assert "position 3 of epoch 0 (index 3) to the record at position 5" in found.__notes__[0]
 
 
-def test_zero_records_give_no_batch() -> None:
-    for stage in (
-        data.batched(3),
-        data.packed(3),
-        data.unbatched(),
-        data.rebatched(2),
-        data.shuffled(4, seed=0),
-        data.prefetched(1),
-    ):
-        assert through(stage, []) == []
-
-
 def test_wrong_arguments_are_refused_where_they_are_written() -> None:
     anything: Any = None
     wrong: list[Callable[[], object]] = [
@@ -379,8 +366,7 @@ def test_a_stream_goes_on_in_nodes_and_graphs_as_a_whole_or_value_by_value() -> 
         return await (numbers >> negative >> counted)
 
     async def both() -> None:
-        async with engine.stream(each(source(range(3)))) as values:
-            assert [value async for value in values] == [100, 99, 98]
+        assert await values_of(engine.stream(each(source(range(3))))) == [100, 99, 98]
         assert await engine.run(whole(source(range(3)))) == 3
         assert await whole(source(range(3))) == 3
         assert [value async for value in await each(source(range(3)))] == [100, 99, 98]
