@@ -1,7 +1,7 @@
 """Correct use, which mypy and pyright must accept; its functions are not called. `wrong.py` has code to refuse."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Self, assert_type
@@ -238,15 +238,6 @@ async def own_loops_alone() -> None:
         await readers[0].aclose()
 
 
-def chains_of_own_loops() -> None:
-    assert_type((embed >> double_float)("a"), ps.Call[float])
-
-
-@ps.node
-def double_float(number: float) -> float:
-    return 2 * number
-
-
 index, counter, client = Index("here", size=4), Counter(), Client()
 
 
@@ -437,17 +428,6 @@ def factory(limit: int) -> ps.Graph[[str], Hit]:
         return best(await rank(tokenize(await fetch(url), limit=limit)))
 
     return limited
-
-
-def as_functions() -> Iterator[Callable[[str], Awaitable[object]]]:
-    """Nodes and graphs are accepted as functions."""
-    yield fetch
-    yield search
-    yield first_of_url
-
-
-async def first_of_url(url: str) -> str:
-    return url
 
 
 def options() -> None:

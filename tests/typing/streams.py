@@ -1,137 +1,58 @@
-"""Types of streams as values, as mypy and pyright must infer them: a streamed answer, and batches made in a graph."""
+"""Types of streams as values, as mypy and pyright must infer them: streamed answers, and stages of data."""
 
-import asyncio
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any, TypedDict, assert_type
+from typing import Any, assert_type
 
 import penstock as ps
-from penstock import data, engine, testing
-
-
-class Document(TypedDict):
-    title: str
-    text: str
-
-
-@ps.node(timeout_seconds=2, retry=ps.Retry(attempts=2), concurrency=32)
-async def fetch(source: str, query: str) -> list[Document]:
-    await asyncio.sleep(0)
-    return [{"title": source, "text": query}]
-
-
-def nothing(error: Exception) -> list[Document]:
-    return []
-
-
-fetch_optional = fetch.with_policy(name="fetch_optional", fallback=nothing)
+from penstock import data, engine
 
 
 @ps.node
-async def rerank(query: str, documents: list[list[Document]]) -> list[Document]:
-    return sorted((d for found in documents for d in found), key=lambda d: -d["text"].count(query))
-
-
-@ps.node
-async def answer(query: str, documents: list[Document]) -> AsyncIterator[str]:
-    for document in documents:
-        yield document["title"] + "\n"
-
-
-@ps.graph
-async def rag(query: str) -> AsyncIterator[str]:
-    found = [await fetch(source, query) for source in ("wiki", "docs", "mail", "code")]
-    return answer(query, await rerank(query, [*found, await fetch_optional("web", query)]))
-
-
-@ps.node(concurrency=64, runs_on="thread")
-def read(path: Path) -> bytes:
-    return path.read_bytes()
-
-
-@ps.node(runs_on="process")
-def decode(raw: bytes) -> list[int]:
-    return list(raw[:16])
-
-
-@ps.node(runs_on="thread")
-def augment(image: list[int]) -> list[int]:
-    return image[::-1]
+async def words(text: str) -> AsyncIterator[str]:
+    for word in text.split():
+        yield word
 
 
 @ps.node(capacity=2)
-async def batches(images: AsyncIterator[list[int]]) -> AsyncIterator[list[list[int]]]:
-    held: list[list[int]] = []
-    async for image in images:
-        held.append(image)
-        if len(held) == 4:
-            yield held
-            held = []
+async def pairs(values: AsyncIterator[str]) -> AsyncIterator[list[str]]:
+    async for value in values:
+        yield [value, await anext(values)]
 
 
 @ps.node
-class Train:
-    async def __aenter__(self) -> "Train":
-        self.steps = 0
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        del self.steps
-
-    async def __call__(self, batch: list[list[int]]) -> float:
-        self.steps += 1
-        return self.steps / len(batch)
-
-
-train = Train()
-
-
-@ps.graph
-async def epoch(paths: AsyncIterator[Path]) -> AsyncIterator[float]:
-    images = ps.map_each(augment, ps.map_each(decode, ps.map_each(read, paths)))
-    assert_type(images, AsyncIterator[list[int]])
-    return ps.map_each(train, batches(images), concurrency=2)
+def length_of(word: str) -> int:
+    return len(word)
 
 
 @ps.node
-def add_size(total: int, content: bytes) -> int:
-    return total + len(content)
+def add(total: int, number: int) -> int:
+    return total + number
 
 
 @ps.graph
-async def size(paths: AsyncIterator[Path]) -> int:
-    async def later(total: int, content: bytes) -> int:
-        return add_size(total, content)
-
-    assert_type(await ps.fold(later, ps.map_each(read, paths), 0), int)
-    return await ps.fold(add_size, ps.map_each(read, paths), 0, on_error="skip", name="add")
+async def paired(texts: AsyncIterator[str]) -> AsyncIterator[list[str]]:
+    return pairs(texts)
 
 
-async def files(folder: Path) -> AsyncIterator[Path]:
-    for path in await asyncio.to_thread(lambda: sorted(folder.glob("*.py"))):
-        yield path
+@ps.graph
+async def size(text: str) -> int:
+    async def later(total: int, number: int) -> int:
+        return add(total, number)
+
+    lengths = ps.map_each(length_of, words(text))
+    assert_type(lengths, AsyncIterator[int])
+    assert_type(await ps.fold(later, lengths, 0), int)
+    return await ps.fold(add, ps.map_each(length_of, words(text)), 0, on_error="skip", name="add")
 
 
-async def losses(folder: Path) -> list[float]:
-    async with engine.stream(epoch(files(folder)), progress=True) as stream:
-        assert_type(stream, engine.Stream[float])
-        return [loss async for loss in stream]
-
-
-async def answers(query: str) -> list[str]:
-    async def fake(source: str, query: str) -> list[Document]:
-        return [{"title": source, "text": query}]
-
-    with testing.replace(fetch, fake):
-        async with engine.deploy(rag, max_in_flight=64) as service, service.stream(rag(query), priority=1) as tokens:
-            assert_type(tokens, engine.Stream[str])
-            await tokens.wait_started()
-            return [token async for token in tokens]
-
-
-async def without_an_engine(query: str) -> list[str]:
-    return [token async for token in await rag(query)]
+async def opened(texts: AsyncIterator[str]) -> None:
+    async with engine.stream(paired(texts), progress=True) as stream:
+        assert_type(stream, engine.Stream[list[str]])
+    async with engine.deploy(paired, max_in_flight=64) as service, service.stream(paired(texts), priority=1) as values:
+        assert_type(values, engine.Stream[list[str]])
+        await values.wait_started()
+        assert_type([value async for value in values], list[list[str]])
+    assert_type([value async for value in await paired(texts)], list[list[str]])
 
 
 @ps.node
@@ -212,7 +133,3 @@ async def sizes(blobs: AsyncIterator[bytes]) -> AsyncIterator[list[int]]:
 @ps.graph
 async def chained(blobs: AsyncIterator[bytes]) -> AsyncIterator[int]:
     return blobs >> limited >> measured
-
-
-if __name__ == "__main__":
-    print(asyncio.run(losses(Path(sys.argv[1]))))

@@ -11,6 +11,7 @@ import pytest
 import penstock as ps
 from penstock import engine
 from tests.docs.snippets import blocks_of
+from tests.kit import values_of
 from tests.typing import correct, resources, streams
 
 ROOT = Path(__file__).parents[2]
@@ -53,24 +54,10 @@ async def test_resources_are_opened_and_reloaded() -> None:
     assert await engine.run(resources.build("a")("x")) == b"x"
 
 
-async def test_an_answer_is_streamed() -> None:
-    expected = ["wiki\n", "docs\n", "mail\n", "code\n", "web\n"]
-    assert await streams.answers("q") == expected
-    assert await streams.without_an_engine("q") == expected
-
-
 async def test_stages_with_functions_and_actors_run() -> None:
     async def blobs() -> AsyncIterator[bytes]:
         for blob in (b"a", b"bc", b"def", b"ghij"):
             yield blob
 
-    async with engine.stream(streams.sizes(blobs())) as values:
-        assert [value async for value in values] == [[2, 3], [4]]
-    async with engine.stream(streams.chained(blobs())) as lengths:
-        assert [length async for length in lengths] == [1, 2, 3, 4]
-
-
-async def test_batches_are_made_in_a_graph() -> None:
-    folder = Path(streams.__file__).parent
-    files = len([path async for path in streams.files(folder)])
-    assert await streams.losses(folder) == [(step + 1) / 4 for step in range(files // 4)]
+    assert await values_of(engine.stream(streams.sizes(blobs()))) == [[2, 3], [4]]
+    assert await values_of(engine.stream(streams.chained(blobs()))) == [1, 2, 3, 4]
