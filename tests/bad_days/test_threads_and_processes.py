@@ -23,14 +23,15 @@ squared = ps.graph(process_nodes.square)
 
 
 async def test_a_killed_worker_process_fails_its_own_item_only() -> None:
-    outcomes = await outcomes_of(engine.stream(dying(x) for x in range(8)))
-    assert [outcome.value for outcome in outcomes] == [0, 1, 2, None, 4, 5, 6, 7]
-    assert isinstance(outcomes[3].error, ps.WorkerDied)
-    assert outcomes[3].error.__notes__ == ["in node 'die_at_three' of graph 'die_at_three', item 3, attempt 1"]
-    async with engine.deploy(dying) as service:
-        with pytest.raises(ps.WorkerDied):
-            await service(3)
-        assert await service(4) == 4
+    async with engine.Engine() as own:
+        outcomes = await outcomes_of(own.stream(dying(x) for x in range(8)))
+        assert [outcome.value for outcome in outcomes] == [0, 1, 2, None, 4, 5, 6, 7]
+        assert isinstance(outcomes[3].error, ps.WorkerDied)
+        assert outcomes[3].error.__notes__ == ["in node 'die_at_three' of graph 'die_at_three', item 3, attempt 1"]
+        async with own.deploy(dying) as service:
+            with pytest.raises(ps.WorkerDied):
+                await service(3)
+            assert await service(4) == 4
 
 
 async def test_an_unpicklable_argument_or_result_is_an_error_of_its_item() -> None:
@@ -55,11 +56,12 @@ async def test_a_worker_that_is_busy_when_its_attempt_times_out_is_killed() -> N
 
 
 async def test_system_exit_in_a_worker_process_is_one_in_a_node() -> None:
-    with pytest.raises(SystemExit) as raised:
-        await engine.run(ps.graph(process_nodes.leave)(3))
-    assert raised.value.code == 3
-    assert raised.value.__notes__ == ["in node 'leave' of graph 'leave', item 0, attempt 1"]
-    assert await engine.run(squared(3)) == 9
+    async with engine.Engine() as own:
+        with pytest.raises(SystemExit) as raised:
+            await own.run(ps.graph(process_nodes.leave)(3))
+        assert raised.value.code == 3
+        assert raised.value.__notes__ == ["in node 'leave' of graph 'leave', item 0, attempt 1"]
+        assert await own.run(squared(3)) == 9
 
 
 # Threads

@@ -170,19 +170,21 @@ async def test_one_that_was_not_begun_takes_nothing() -> None:
 
 async def test_what_is_refused() -> None:
     @ps.node
-    async def inside() -> None:
-        await streams[0].drain()
+    async def inside(end: str) -> None:
+        await getattr(streams[-1], end)()
 
     graph = ps.graph(inside)
 
-    streams = [engine.stream([graph()])]
-    with pytest.raises(ps.ReentrantCallError, match="drained or closed from inside"):
-        await anext(streams[0])
+    streams: list[engine.Stream[None]] = []
+    for end in ("drain", "aclose"):
+        streams.append(engine.stream([graph(end)]))
+        with pytest.raises(ps.ReentrantCallError, match="drained or closed from inside"):
+            await anext(streams[-1])
     async with engine.stream(ps.graph(numbers)(1)) as stream:
         with pytest.raises(ps.OptionsError, match="for a stream of calls"):
             await stream.drain()
     with pytest.raises(ps.OptionsError, match="timeout_seconds"):
-        await engine.stream([graph()]).drain(timeout_seconds=-1)
+        await engine.stream([graph("drain")]).drain(timeout_seconds=-1)
 
 
 async def test_only_a_drain_of_the_stream_ends_it_cleanly() -> None:

@@ -11,7 +11,7 @@ import structlog
 import penstock as ps
 from penstock import data, engine, testing
 from tests.engine.test_plan import line_of
-from tests.kit import SCHEDULERS
+from tests.kit import SCHEDULERS, values_of
 
 Body = Callable[..., Any]
 done: list[str] = []
@@ -144,35 +144,6 @@ async def test_equal_pure_calls_merge_into_the_first() -> None:
     assert done == ["rate", "book b"]
 
 
-async def _never_read(x: str) -> Any:
-    _ = await fails("check")
-    return await book("b")
-
-
-async def _an_effect(x: str) -> Any:
-    @ps.node(effectful=True)
-    async def declined(name: str) -> str:
-        await testing.wait_quiescent()
-        raise PermissionError(name)
-
-    call = declined("payment")
-    await book("b")
-    stamp("c")
-    return await call, quick("d"), await book("e")
-
-
-@pytest.mark.parametrize("body", [_never_read, _an_effect])
-async def test_behind_a_failure_no_effect_comes_about(body: Body) -> None:
-    graph = ps.graph(body)
-    with pytest.raises(PermissionError):
-        await graph("x")
-    in_order = done.copy()
-    done.clear()
-    with pytest.raises(PermissionError):
-        await engine.run(graph("x"))
-    assert done == in_order
-
-
 async def test_well_means_after_retries_failover_and_fallback() -> None:
     async def try_again(name: str) -> str:
         if not any(one.startswith("tried") for one in done):
@@ -289,8 +260,7 @@ async def test_a_stream_is_handed_over_while_an_effect_reads_its_other_branch() 
         await store(left)
         return right
 
-    async with engine.stream(graph("x")) as values:
-        assert [value async for value in values] == ["x 0", "x 1", "x 2"]
+    assert await values_of(engine.stream(graph("x"))) == ["x 0", "x 1", "x 2"]
 
 
 @ps.node(concurrency=1)

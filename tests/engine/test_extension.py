@@ -1,11 +1,10 @@
 """Nodes that run somewhere else: the promises of `penstock.extension` to packages that add executions."""
 
 import asyncio
-import concurrent.futures
 import contextvars
 import pickle
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import pytest
 import penstock as ps
 from penstock import engine, extension, testing
 from penstock.telemetry import names
-from tests.kit import Gate, Gauge, plain, same
+from tests.kit import Gate, Gauge, plain, same, values_of
 from tests.telemetry.collected import collecting
 
 HOW_TO = Path(__file__).parents[2] / "docs/how-to"
@@ -41,8 +40,7 @@ async def test_functions_coroutines_generators_and_classes_run_on_workers(pipes:
         assert (actors["later"].retried, actors["later"].figures) == (1, (extension.Figure("sent", "{call}", 4),))
         assert actors["where"].concurrency == 2
         assert "sent" in str(stream.statistics())
-        async with e.stream(ps.graph(pipes.count)(3)) as numbers:
-            assert [number async for number in numbers] == [0, 1, 2]
+        assert await values_of(e.stream(ps.graph(pipes.count)(3))) == [0, 1, 2]
         async with e.stream(ps.graph(pipes.count)(10**9)) as numbers:
             assert [await anext(numbers), await anext(numbers)] == [0, 1]
         async with e.deploy(ps.graph(pipes.total)) as service:
@@ -294,41 +292,6 @@ def test_an_item_is_known_without_an_engine_and_is_cancelled_when_its_time_is_ov
         is_cancelled = True
         with pytest.raises(asyncio.CancelledError, match="item 3 of graph 'graph' has ended"):
             ps.current().check_cancelled()
-
-
-class InInterpreters(extension.Execution):
-    """Runs functions in subinterpreters of this process."""
-
-    def bind(self, site: extension.Site) -> extension.Bound:
-        return InInterpreter(site)
-
-
-class InInterpreter(extension.Bound):
-    def __init__(self, site: extension.Site) -> None:
-        super().__init__()
-        self.fn: Callable[..., Any] = site.node.fn
-        self.pool = site.scope.pool("interpreters", Interpreters)
-
-    async def run(self, attempt: extension.Attempt) -> Any:
-        done = asyncio.wrap_future(self.pool.executor.submit(self.fn, *attempt.args, **attempt.kwargs))
-        attempt.keeps_place_until(done)
-        return await done
-
-
-class Interpreters:
-    def __init__(self) -> None:
-        self.executor = concurrent.futures.InterpreterPoolExecutor(2)  # type: ignore[attr-defined]
-
-    async def aclose(self) -> None:
-        await asyncio.to_thread(self.executor.shutdown)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="concurrent.futures has no InterpreterPoolExecutor before 3.14")
-async def test_functions_run_in_interpreters() -> None:
-    execution = InInterpreters("interpreters")
-    power = ps.node(runs_on=execution, name="power")(pow)
-    async with engine.Engine() as e:
-        assert await e.run(ps.graph(power)(2, 10)) == 1024
 
 
 async def test_streams_of_an_execution_are_closed_by_the_reader_who_leaves() -> None:

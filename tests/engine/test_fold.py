@@ -181,16 +181,6 @@ async def test_an_error_of_the_stream_is_raised(on_error: Literal["raise", "skip
         await engine.run(call)
 
 
-async def test_ctrl_c_is_never_left_out() -> None:
-    @ps.node
-    def interrupted(text: str, number: int) -> str:
-        raise KeyboardInterrupt
-
-    call = folding(interrupted, lambda: numbers(5), on_error="skip")
-    with pytest.raises(KeyboardInterrupt):
-        await engine.run(call)
-
-
 @virtual
 async def test_a_deadline_ends_it_while_it_waits_for_a_value() -> None:
     @ps.node

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import data, engine
 from tests.kit import counted as count
+from tests.kit import values_of
 
 OnError = Literal["raise", "skip", "return"]
 
@@ -47,8 +48,7 @@ async def streams(left: int, right: int) -> AsyncIterator[int]:
 
 
 async def collected(call: ps.Call[AsyncIterator[Any]]) -> list[Any]:
-    async with engine.stream(call) as values:
-        return [value async for value in values]
+    return await values_of(engine.stream(call))
 
 
 async def eagerly(call: Any) -> list[Any]:
@@ -210,22 +210,6 @@ async def test_a_stream_that_fails_is_not_counted_as_given_as_well() -> None:
         [done] = values.statistics().actors
     assert (failed.completed, failed.failed, failed.success_rate) == (0, 1, 0.0)
     assert (done.completed, done.failed, done.success_rate) == (1, 0, 1.0)
-
-
-async def test_what_is_no_exception_ends_the_whole() -> None:
-    class Leave(BaseException):
-        pass
-
-    @ps.node
-    async def leaves(number: int) -> int:
-        raise Leave
-
-    @ps.graph
-    async def of_list(numbers: list[int]) -> list[int]:
-        return await ps.map_each(leaves, numbers, on_error="skip")
-
-    with pytest.raises(Leave):
-        await engine.run(of_list([1]))
 
 
 def test_wrong_calls_are_refused() -> None:

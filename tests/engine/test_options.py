@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, get_type_hints
 
 import anyio.to_thread
@@ -17,7 +18,7 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from penstock.engine import CallOptions
-from tests.kit import Gate
+from tests.kit import Gate, values_of
 
 
 @ps.node
@@ -141,20 +142,6 @@ async def test_an_option_that_does_not_apply_to_a_verb_is_refused_there_and_not_
         assert await _run() is None
 
 
-@pytest.mark.parametrize(("option", "limit"), [("max_in_flight", 3), ("max_workers", 2)])
-async def test_max_in_flight_and_max_workers_bound_what_runs_at_once(option: str, limit: int) -> None:
-    gate = Gate()
-    graph = gate.graph()
-    options: Any = {option: limit}
-    async with engine.stream((graph(number) for number in range(9)), **options) as results:
-        reading = asyncio.ensure_future(_list(results))
-        await testing.wait_quiescent()
-        assert gate.gauge.now == limit
-        gate.open()
-        assert await reading == list(range(9))
-    assert gate.gauge.peak == limit
-
-
 @ps.node
 async def values(x: list[int]) -> AsyncIterator[int]:
     for value in x:
@@ -193,15 +180,14 @@ async def test_without_caching_each_run_stream_and_deployment_traces_anew_and_me
         for _ in range(3):
             assert await own.run(graph(1), reuse_plans=False) == [1, 1]
         assert counts() == (3, 6)
-        async with own.stream((graph(x) for x in range(3)), reuse_plans=False) as results:
-            assert await _list(results) == [[0, 0], [1, 1], [2, 2]]
+        results = own.stream((graph(x) for x in range(3)), reuse_plans=False)
+        assert await values_of(results) == [[0, 0], [1, 1], [2, 2]]
         assert counts() == (1, 6)
         async with own.deploy(graph, reuse_plans=False) as service:
             assert [await service(1), await service(2)] == [[1, 1], [2, 2]]
         assert counts() == (1, 4)
         for is_cached, expected in ((True, (1, 1)), (False, (1, 2)), (True, (0, 1))):
-            async with own.stream(giving(1), reuse_plans=is_cached) as given:
-                assert await _list(given) == [1, 1]
+            assert await values_of(own.stream(giving(1), reuse_plans=is_cached)) == [1, 1]
             assert counts() == expected
         # The cached plan is the same as before, and no other plan was kept.
         assert await own.run(graph(1)) == [1, 1]
@@ -226,10 +212,6 @@ async def test_max_queue_and_priority_decide_who_waits_for_a_place() -> None:
     assert gate.gone == [0, 2, 1]
 
 
-async def _list(results: Any) -> list[Any]:
-    return [result async for result in results]
-
-
 async def _run() -> float | None:
     return await engine.run(remaining())
 
@@ -244,19 +226,14 @@ failing = ps.graph(fail)
 
 async def _skips() -> bool:
     try:
-        async with engine.stream([failing()]) as stream:
-            return await _list(stream) == []
+        return await values_of(engine.stream([failing()])) == []
     except LookupError:
         return False
 
 
-def _skips_in_a_loop_of_its_own() -> bool:
+def skips() -> bool:
+    """As `_skips`, in a loop of its own."""
     return asyncio.run(_skips())
-
-
-@ps.node(runs_on="thread")
-def skips_in_thread() -> bool:
-    return _skips_in_a_loop_of_its_own()
 
 
 @ps.node
@@ -264,19 +241,13 @@ async def skips_on_loop() -> bool:
     return await asyncio.create_task(_skips())
 
 
-asking_a_thread = ps.graph(skips_in_thread)
-
-
+asking_a_thread = ps.graph(ps.node(runs_on="thread")(skips))
 asking_the_loop = ps.graph(skips_on_loop)
 
 
-async def by_thread(context: contextvars.Context | None = None) -> bool:
+async def by_thread(ask: Callable[[], bool] = skips) -> bool:
     found: list[bool] = []
-
-    def ask() -> None:
-        found.append(_skips_in_a_loop_of_its_own() if context is None else context.run(_skips_in_a_loop_of_its_own))
-
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=lambda: found.append(ask()))
     thread.start()
     thread.join()
     return found[0]
@@ -284,18 +255,18 @@ async def by_thread(context: contextvars.Context | None = None) -> bool:
 
 async def by_executor() -> bool:
     with ThreadPoolExecutor(1) as executor:
-        return await asyncio.get_running_loop().run_in_executor(executor, _skips_in_a_loop_of_its_own)
+        return await asyncio.get_running_loop().run_in_executor(executor, skips)
 
 
 @pytest.mark.parametrize(
     ("ask", "inherits"),
     [
         (lambda: asyncio.create_task(_skips()), True),
-        (lambda: asyncio.to_thread(_skips_in_a_loop_of_its_own), True),
-        (lambda: anyio.to_thread.run_sync(_skips_in_a_loop_of_its_own), True),
+        (lambda: asyncio.to_thread(skips), True),
+        (lambda: anyio.to_thread.run_sync(skips), True),
         (lambda: engine.run(asking_a_thread()), True),
         (lambda: engine.run(asking_the_loop()), True),
-        (lambda: by_thread(contextvars.copy_context()), True),
+        (lambda: by_thread(partial(contextvars.copy_context().run, skips)), True),
         # From Python 3.14 on, threads may inherit the context of their starter; a build without a GIL does so by
         # default.
         (by_thread, bool(getattr(sys.flags, "thread_inherit_context", False))),

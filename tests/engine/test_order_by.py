@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock import engine
 from penstock.testing import wait_quiescent
-from tests.kit import Gate, numbers, virtual
+from tests.kit import Gate, numbers, outcomes_of, virtual
 
 
 def key_of(call: ps.Call[Any]) -> Any:
@@ -45,21 +45,12 @@ async def test_a_thread_that_goes_on_after_its_timeout_keeps_the_key(kind: str) 
             go_on.wait()
         return name
 
+    def block_all(names: list[str]) -> list[str]:
+        return list(map(block, names))
+
     policy: Any = {"timeout_seconds": 0.25, "runs_on": "thread", "concurrency": 4}
-
-    if kind == "batch":
-
-        @ps.node(batch=ps.Batch(1), **policy)
-        def work(names: list[str]) -> list[str]:
-            return [block(name) for name in names]
-
-    else:
-
-        @ps.node(**policy)
-        def work(name: str) -> str:  # type: ignore[misc]
-            return block(name)
-
-    graph = ps.graph(work)
+    batched = ps.node(batch=ps.Batch(1), **policy)
+    graph: Any = ps.graph(batched(block_all) if kind == "batch" else ps.node(**policy)(block))
 
     @ps.node
     async def run(name: str) -> str:
@@ -98,8 +89,7 @@ async def test_an_item_whose_key_fails_fails_alone(is_deployed: bool) -> None:
 
     calls = [waiting(number, 0) for number in range(5)]
     async with engine.deploy(waiting) as service:
-        async with (service if is_deployed else engine).stream(calls, order_by=key) as results:
-            outcomes = [outcome async for outcome in results.outcomes()]
+        outcomes = await outcomes_of((service if is_deployed else engine).stream(calls, order_by=key))
         errors = [type(outcome.error) for outcome in outcomes]
         assert errors == [LookupError, TypeError, TypeError, ps.NodeCancelledError, type(None)]
         assert "while order_by= of a stream was asked for the key of a call of graph 'waiting'" in str(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import numbers, virtual
+from tests.kit import numbers, values_of, virtual
 
 
 class Refused(Exception):
@@ -76,12 +76,11 @@ def test_items_come_in_input_order_and_those_that_failed_give_up_their_turn(
         right = [number for number, seconds in items if seconds >= 0]
         left = [number for number in right if number != fails_at]
         calls = [each(item) for item in items]
-        async with engine.stream(calls, on_error="skip", max_in_flight=window, ordered=ordered) as results:
-            assert sorted([result async for result in results]) == left
+        found = await values_of(engine.stream(calls, on_error="skip", max_in_flight=window, ordered=ordered))
+        assert sorted(found) == left
         assert seen == right
         seen.clear()
-        async with engine.stream(of_stream()) as results:
-            assert [result async for result in results] == left
+        assert await values_of(engine.stream(of_stream())) == left
         assert seen == right
         seen.clear()
         assert await engine.run(of_list(items)) == left
@@ -101,8 +100,7 @@ async def test_the_turn_of_an_item_that_is_cancelled_goes_to_the_next() -> None:
         return number
 
     inner, timed = stuck >> noting, stuck.with_policy(timeout_seconds=5) >> noting
-    async with engine.stream([timed(number) for number in range(5)], on_error="skip") as results:
-        assert [result async for result in results] == [1, 2, 3, 4]
+    assert await values_of(engine.stream([timed(number) for number in range(5)], on_error="skip")) == [1, 2, 3, 4]
     assert seen == [1, 2, 3, 4]
     seen.clear()
     results = engine.stream([inner(number) for number in range(5)])
@@ -124,8 +122,8 @@ async def test_run_accepts_it_and_streams_that_share_an_instance_take_turns_one_
 
     assert await engine.run(whole([3, 2, 1])) == [3, 2, 1]
     calls = [whole([10 * number, 10 * number + 1]) for number in range(3)]
-    async with engine.stream(calls) as results:  # the maps of three calls run concurrently
-        assert [result async for result in results] == [[0, 1], [10, 11], [20, 21]]
+    # The maps of three calls run concurrently.
+    assert await values_of(engine.stream(calls)) == [[0, 1], [10, 11], [20, 21]]
     assert seen[:3] == [3, 2, 1]
     assert sorted(seen[3:]) == [0, 1, 10, 11, 20, 21]
 

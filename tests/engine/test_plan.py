@@ -11,6 +11,7 @@ import structlog
 import penstock as ps
 from penstock import engine
 from tests.engine.tracing import add, collect, define, double
+from tests.kit import values_of
 
 
 @ps.node(pure=True)
@@ -318,8 +319,7 @@ async def test_a_fan_of_1_000_nodes() -> None:
 
     result = await engine.run(fan(1))
     assert result == await fan(1)
-    async with engine.stream([fan(1), fan(2)]) as results:
-        assert [await fan(1), await fan(2)] == [result async for result in results]
+    assert await values_of(engine.stream([fan(1), fan(2)])) == [result, await fan(2)]
     assert "fan" in str(engine.plan(fan))
 
 

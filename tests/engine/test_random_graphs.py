@@ -15,7 +15,7 @@ import penstock as ps
 from penstock import engine
 from penstock.engine.program import data_edges
 from tests.engine.programs import HELPERS, KINDS, Kind, Oracle, Program, is_ordered, programs, source_of
-from tests.kit import SCHEDULERS
+from tests.kit import SCHEDULERS, values_of
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -82,8 +82,7 @@ async def test_a_traced_graph_does_what_plain_python_does(program: Program, x: i
         assert await engine.run(graph(x, y), scheduler=scheduler) == expected
         assert calls == optimised.calls
     calls.clear()
-    async with engine.stream([graph(x, y)] * 3) as results:
-        assert [result async for result in results] == [expected] * 3
+    assert await values_of(engine.stream([graph(x, y)] * 3)) == [expected] * 3
     assert calls == {name: 3 * count for name, count in optimised.calls.items()}
 
 

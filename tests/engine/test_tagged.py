@@ -12,7 +12,7 @@ from opentelemetry import trace
 import penstock as ps
 from penstock import engine, telemetry
 from penstock.testing import wait_quiescent
-from tests.kit import added, paused
+from tests.kit import added, outcomes_of, paused, values_of
 
 
 class Message:
@@ -47,8 +47,7 @@ async def test_a_call_has_a_tag_and_headers(is_tagged_first: bool) -> None:
         call = telemetry.continued(ps.tagged(ps.graph(trace_id)(), message), headers)
     else:
         call = ps.tagged(telemetry.continued(ps.graph(trace_id)(), headers), message)
-    async with engine.stream([call], trace_items=True) as stream:
-        (outcome,) = [outcome async for outcome in stream.outcomes()]
+    (outcome,) = await outcomes_of(engine.stream([call], trace_items=True))
     assert outcome.tag is message
     assert outcome.value == 0x0AF7651916CD43DD8448EB211C80319C
 
@@ -58,8 +57,7 @@ async def test_it_is_neither_compared_nor_pickled() -> None:
     assert call.tag.number == 1
     read: ps.Call[int] = pickle.loads(pickle.dumps(call))
     assert (read.graph, read.arguments, read.tag) == (chain, (1,), None)
-    async with engine.stream([call, chain(1)]) as stream:
-        with_tag, without = [outcome async for outcome in stream.outcomes()]
+    with_tag, without = await outcomes_of(engine.stream([call, chain(1)]))
     assert without.tag is None
     assert with_tag == engine.Outcome(0, 3, None)
     assert hash(with_tag) == hash(engine.Outcome(0, 3, None))
@@ -80,8 +78,7 @@ async def test_order_by_sees_it() -> None:
         seen.append(call.tag.number)
         return call.tag.number
 
-    async with engine.stream([ps.tagged(waiting(1), Message(7))], order_by=key_of) as stream:
-        assert [value async for value in stream] == [2]
+    assert await values_of(engine.stream([ps.tagged(waiting(1), Message(7))], order_by=key_of)) == [2]
     assert seen == [7]
 
 

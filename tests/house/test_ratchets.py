@@ -33,7 +33,7 @@ TESTS_OF_INTERNALS = {
     "actors": 9,
     "advice": 3,
     "devices": 15,
-    "engine": 4,
+    "engine": 3,
     "house": 1,
     "runtime": 1,
     "saving": 3,
