@@ -65,6 +65,7 @@ async def test_a_live_look_names_a_compilation_and_a_device() -> None:
     await engine.run(heavy(square))
     verdict = await look_at(heavy(square) for _ in range(12))
     assert (verdict.node, verdict.limit) == ("multiply", "device"), str(verdict)
+    assert verdict.remedy.startswith("twice the devices (mesh=), ")
 
 
 @ps.node

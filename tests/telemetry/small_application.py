@@ -14,10 +14,5 @@ async def double(x: int) -> int:
     return 2 * x
 
 
-@ps.graph
-async def graph(x: int) -> int:
-    return await double(x)
-
-
 def run() -> None:
-    assert asyncio.run(engine.run(graph(1))) == 2
+    assert asyncio.run(engine.run(ps.graph(double)(1))) == 2

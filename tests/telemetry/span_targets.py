@@ -18,6 +18,10 @@ def ids(x: int) -> tuple[int, int, bool, object]:
     return context.trace_id, context.span_id, context.trace_flags.sampled, baggage.get_baggage("user")
 
 
+def negate(x: int) -> int:
+    return -x
+
+
 @ps.node(runs_on="process")
 def traced(x: int) -> tuple[int, bool]:
     """Make a span; return the id of this process, and whether the process has set up an SDK."""
@@ -34,16 +38,7 @@ def logged(x: int) -> Mapping[str, Any]:
     return event
 
 
-@ps.graph
-async def in_process(x: int) -> tuple[int, bool]:
-    """One span in a worker process."""
-    return traced(x)
-
-
-@ps.graph
-async def log_in_process(x: int) -> Mapping[str, Any]:
-    """One event in a worker process."""
-    return logged(x)
+in_process, log_in_process = ps.graph(traced), ps.graph(logged)
 
 
 async def _trace_in_processes(number: int) -> list[tuple[int, bool]]:

@@ -43,9 +43,7 @@ def parse(x: int) -> int:
     return x
 
 
-@ps.graph
-async def line(x: int) -> int:
-    return parse(await fetch(x))
+line = fetch >> parse
 
 
 async def test_an_event_of_a_handler_names_span_graph_node_item_and_attempt(
@@ -58,7 +56,7 @@ async def test_an_event_of_a_handler_names_span_graph_node_item_and_attempt(
     assert sorted((event["item"], event["attempt"]) for event in found) == [(0, 1), (1, 1), (1, 2)]
     for event in found:
         span = spans[event["item"]]
-        assert (event["graph"], event["node"]) == ("line", "fetch")
+        assert (event["graph"], event["node"]) == ("fetch_to_parse", "fetch")
         assert event["span_id"] == trace.format_span_id(id_of(span))
         assert event["trace_id"] == trace.format_trace_id(span.context.trace_id)  # type: ignore[union-attr]
     in_threads = [(event["node"], event["item"]) for event in events if event["event"] == "in a thread"]
@@ -77,7 +75,7 @@ async def test_an_unsampled_call_logs_its_trace_id(tracing: Tracing, events: lis
 
 async def test_without_tracing_items_are_named_all_the_same(events: list[dict[str, Any]]) -> None:
     assert await engine.run(line(0)) == 0
-    assert {(event["graph"], event["item"]) for event in events} == {("line", 0)}
+    assert {(event["graph"], event["item"]) for event in events} == {("fetch_to_parse", 0)}
     assert not any("trace_id" in event for event in events)
 
 
@@ -106,9 +104,7 @@ async def test_warnings_of_the_library_name_what_they_are_about_and_no_other_ite
     async def fail(x: int) -> int:
         raise LookupError(x)
 
-    @ps.graph
-    async def failing(x: int) -> int:
-        return await fail(x)
+    failing = ps.graph(fail)
 
     @ps.node
     async def read(x: int) -> int:
@@ -117,7 +113,7 @@ async def test_warnings_of_the_library_name_what_they_are_about_and_no_other_ite
 
     assert await engine.run(ps.graph(read)(9)) == 0
     (event,) = [event for event in events if event["event"] == "stream.item_skipped"]
-    assert (event["graph"], event["item"]) == ("failing", 0)
+    assert (event["graph"], event["item"]) == ("fail", 0)
     assert "node" not in event
     assert event["span_id"] == trace.format_span_id(id_of(tracing.one("read")))
 
@@ -125,5 +121,5 @@ async def test_warnings_of_the_library_name_what_they_are_about_and_no_other_ite
 async def test_an_event_in_a_worker_process_names_graph_node_item_and_attempt_too() -> None:
     async with engine.stream(log_in_process(x) for x in range(2)) as stream:
         events = [dict(event) async for event in stream]
-    common = {"event": "here", "graph": "log_in_process", "node": "logged"}
+    common = {"event": "here", "graph": "logged", "node": "logged"}
     assert events == [{**common, "item": 0, "attempt": 1}, {**common, "item": 1, "attempt": 2}]

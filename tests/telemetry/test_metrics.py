@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -38,23 +39,7 @@ async def twice(x: int) -> int:
     return 2 * x
 
 
-@ps.graph
-async def line(x: int) -> int:
-    return await twice(add(x))
-
-
-def held_by(gate: Gate, **policy: Any) -> ps.Graph[[int], int]:
-    """Makes a graph `holding` of a node `hold` that waits at a gate."""
-
-    @ps.node(**policy)
-    async def hold(x: int) -> int:
-        return await gate.wait(x)
-
-    @ps.graph
-    async def holding(x: int) -> int:
-        return await hold(x)
-
-    return holding
+line = add >> twice
 
 
 async def read(stream: engine.Stream[int]) -> list[int]:
@@ -68,13 +53,13 @@ async def test_a_run_counts_by_its_outcome(collected: Collected) -> None:
     with pytest.raises(ValueError, match="-1"):
         await engine.run(line(-1))
     assert collected.by(names.METRIC_RUN_DURATION, "graph", "outcome", "error") == {
-        ("line", "done", None): 2, ("line", "failed", "ValueError"): 1,
+        ("add_to_twice", "done", None): 2, ("add_to_twice", "failed", "ValueError"): 1,
     }  # fmt: skip
     # An engine of an earlier test may end now, with what it has counted for its graphs.
-    assert collected.by(names.METRIC_NODE_EXECUTIONS, "node", "outcome", graph="line") == {
+    assert collected.by(names.METRIC_NODE_EXECUTIONS, "node", "outcome", graph="add_to_twice") == {
         ("add", "done"): 2, ("add", "failed"): 1, ("twice", "done"): 2,
     }  # fmt: skip
-    assert collected.by(names.METRIC_NODE_BUSY_TIME, "node", graph="line").keys() == {("add",)}  # `twice` waits
+    assert collected.by(names.METRIC_NODE_BUSY_TIME, "node", graph="add_to_twice").keys() == {("add",)}  # `twice` waits
 
 
 async def test_the_body_of_a_map_each_counts_under_its_name_and_the_map_itself_does_not(collected: Collected) -> None:
@@ -92,13 +77,13 @@ async def test_the_body_of_a_map_each_counts_under_its_name_and_the_map_itself_d
 
 async def test_a_run_that_is_cancelled_or_expires_says_so(collected: Collected) -> None:
     gate = Gate()
-    holding = held_by(gate)
+    holding = gate.graph(name="hold")
     with pytest.raises(TimeoutError):
         await engine.run(holding(0), timeout_seconds=0)
     run = asyncio.create_task(engine.run(holding(1)))
     await gate.has(1)
-    assert collected.by(names.METRIC_RUN_IN_FLIGHT, "graph") == {("holding",): 1}
-    assert collected.by(names.METRIC_NODE_IN_FLIGHT, "graph", "node") == {("holding", "hold"): 1}
+    assert collected.by(names.METRIC_RUN_IN_FLIGHT, "graph") == {("hold",): 1}
+    assert collected.by(names.METRIC_NODE_IN_FLIGHT, "graph", "node") == {("hold", "hold"): 1}
     run.cancel()
     await asyncio.wait([run])
     assert collected.by(names.METRIC_RUN_DURATION, "outcome", "error") == {
@@ -122,22 +107,22 @@ async def test_a_stream_counts_its_items_while_it_is_open_and_afterwards(collect
         async with engine.stream((line(x) for x in (1, -1, 2)), on_error="skip", max_in_flight=3) as results:
             assert [result async for result in results] == [4, 6]
         assert collected.by(names.METRIC_STREAM_ITEMS, "graph", "outcome") == {
-            ("line", "done"): 2 * round_, ("line", "failed"): round_,
+            ("add_to_twice", "done"): 2 * round_, ("add_to_twice", "failed"): round_,
         }  # fmt: skip
         assert collected.total(names.METRIC_NODE_EXECUTIONS, node="add") == 3 * round_
-        assert collected.by(names.METRIC_STREAM_DURATION, "graph", "outcome") == {("line", "done"): round_}
+        assert collected.by(names.METRIC_STREAM_DURATION, "graph", "outcome") == {("add_to_twice", "done"): round_}
     assert collected.points(names.METRIC_STREAM_IN_FLIGHT) == []
     assert collected.points(names.METRIC_NODE_IN_FLIGHT) == []
 
 
 async def test_an_open_stream_tells_how_full_it_is(collected: Collected) -> None:
     gate = Gate()
-    holding = held_by(gate, concurrency=2)
+    holding = gate.graph(name="hold", concurrency=2)
     async with engine.stream((holding(x) for x in range(9)), max_in_flight=5) as results:
         await gate.has(2)
         await testing.wait_quiescent()
         of_stream = (names.METRIC_STREAM_IN_FLIGHT, names.METRIC_STREAM_MAX_IN_FLIGHT, names.METRIC_STREAM_ITEMS)
-        assert [collected.total(name, graph="holding") for name in of_stream] == [5, 5, 0]
+        assert [collected.total(name, graph="hold") for name in of_stream] == [5, 5, 0]
         of_node = (
             names.METRIC_NODE_IN_FLIGHT, names.METRIC_NODE_MAX_IN_FLIGHT, names.METRIC_QUEUE_DEPTH,
             names.METRIC_QUEUE_CAPACITY,
@@ -145,25 +130,25 @@ async def test_an_open_stream_tells_how_full_it_is(collected: Collected) -> None
         assert [collected.total(name, node="hold") for name in of_node] == [2, 2, 3, 16]
         gate.open()
         assert len([result async for result in results]) == 9
-    assert collected.by(names.METRIC_STREAM_ITEMS, "graph", "outcome") == {("holding", "done"): 9}
+    assert collected.by(names.METRIC_STREAM_ITEMS, "graph", "outcome") == {("hold", "done"): 9}
 
 
 async def test_a_stream_that_is_left_or_raises_says_so(collected: Collected) -> None:
     gate = Gate()
-    holding = held_by(gate)
+    holding = gate.graph(name="hold")
     async with engine.stream(holding(x) for x in range(3)):
         await gate.has(3)
     assert collected.by(names.METRIC_STREAM_ITEMS, "outcome") == {("cancelled",): 3}
     with pytest.raises(ValueError, match="-1"):
         await read(engine.stream(line(x) for x in (1, -1)))
     assert collected.by(names.METRIC_STREAM_DURATION, "graph", "outcome", "error") == {
-        ("holding", "cancelled", None): 1, ("line", "failed", "ValueError"): 1,
+        ("hold", "cancelled", None): 1, ("add_to_twice", "failed", "ValueError"): 1,
     }  # fmt: skip
 
 
 def test_a_stream_whose_time_is_over_has_expired(collected: Collected) -> None:
     async def main() -> None:
-        await read(engine.stream([held_by(Gate())(1)], timeout_seconds=60))
+        await read(engine.stream([Gate().graph()(1)], timeout_seconds=60))
 
     with pytest.raises(TimeoutError):
         testing.run_virtual(main)
@@ -186,7 +171,7 @@ async def test_a_stream_of_one_call_is_a_run(collected: Collected) -> None:
 
 async def test_a_deployment_tells_its_places_and_whom_it_refused(collected: Collected) -> None:
     gate = Gate()
-    holding = held_by(gate)
+    holding = gate.graph(name="hold")
     async with engine.deploy(holding, max_in_flight=2, max_queue=1) as service:
         calls = [asyncio.create_task(service(x)) for x in range(3)]
         await gate.has(2)
@@ -197,18 +182,18 @@ async def test_a_deployment_tells_its_places_and_whom_it_refused(collected: Coll
             names.METRIC_DEPLOYMENT_IN_FLIGHT, names.METRIC_DEPLOYMENT_MAX_IN_FLIGHT, names.METRIC_DEPLOYMENT_QUEUED,
             names.METRIC_DEPLOYMENT_REFUSED,
         )  # fmt: skip
-        assert [collected.total(name, graph="holding") for name in shown] == [2, 2, 1, 1]
+        assert [collected.total(name, graph="hold") for name in shown] == [2, 2, 1, 1]
         gate.open()
         await asyncio.gather(*calls)
     assert collected.by(names.METRIC_RUN_DURATION, "outcome") == {("done",): 3, ("refused",): 1}
-    assert collected.by(names.METRIC_NODE_EXECUTIONS, "outcome", graph="holding") == {("done",): 3}
+    assert collected.by(names.METRIC_NODE_EXECUTIONS, "outcome", graph="hold") == {("done",): 3}
     assert collected.points(names.METRIC_DEPLOYMENT_IN_FLIGHT) == []
-    assert collected.total(names.METRIC_DEPLOYMENT_REFUSED, graph="holding") == 1
+    assert collected.total(names.METRIC_DEPLOYMENT_REFUSED, graph="hold") == 1
 
 
 async def test_a_call_that_expires_while_it_waits_for_a_place_is_no_refusal(collected: Collected) -> None:
     gate = Gate()
-    holding = held_by(gate)
+    holding = gate.graph(name="hold")
     async with engine.deploy(holding, max_in_flight=1) as service:
         first = asyncio.create_task(service(0))
         await gate.has(1)
@@ -223,9 +208,9 @@ async def test_a_call_that_expires_while_it_waits_for_a_place_is_no_refusal(coll
 async def test_items_of_a_stream_of_a_deployment_are_those_of_the_stream(collected: Collected) -> None:
     async with engine.deploy(line) as service:
         assert await service.map(line(x) for x in range(5)) == [2, 4, 6, 8, 10]
-        assert collected.total(names.METRIC_STREAM_ITEMS, graph="line", outcome="done") == 5
-        assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="line", node="add") == 5
-    assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="line", node="add") == 5
+        assert collected.total(names.METRIC_STREAM_ITEMS, graph="add_to_twice", outcome="done") == 5
+        assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="add_to_twice", node="add") == 5
+    assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="add_to_twice", node="add") == 5
     assert collected.total(names.METRIC_RUN_DURATION) == 0
 
 
@@ -260,29 +245,24 @@ async def test_what_was_taken_over_hedged_and_kept(collected: Collected) -> None
 
 
 async def test_retries_restarts_and_time_in_threads(collected: Collected) -> None:
-    left = [2]
-
     @ps.node(retry=ps.Retry(attempts=3, backoff_seconds=0), runs_on="thread")
     def flaky(x: int) -> int:
-        left[0] -= 1
-        if left[0] >= 0:
+        if ps.current().attempt < 3:
             raise OSError("again")
         return x
 
-    @ps.node(restart_on=(KeyError,))
-    class Keeps:
-        async def __call__(self, x: int) -> int:
-            if x < 0:
-                raise KeyError(x)
-            return x
+    async def keep(x: int) -> int:
+        if x < 0:
+            raise KeyError(x)
+        return x
 
-    unsteady = flaky >> Keeps()
+    unsteady = flaky >> model(call=keep, restart_on=(KeyError,))
     async with engine.deploy(unsteady) as service:
         with pytest.raises((KeyError, ps.ActorRestarted)):
             await service(-1)
         assert await service(1) == 1
-    assert collected.total(names.METRIC_NODE_RETRIES, node="flaky") == 2
-    assert collected.total(names.METRIC_NODE_RESTARTS, node="Keeps") == 1
+    assert collected.total(names.METRIC_NODE_RETRIES, node="flaky") == 4
+    assert collected.total(names.METRIC_NODE_RESTARTS, node="Model") == 1
     assert collected.total(names.METRIC_NODE_BUSY_TIME, node="flaky") > 0
 
 
@@ -308,7 +288,7 @@ async def test_inboxes_tell_bytes_and_waits(collected: Collected) -> None:
 
 async def test_a_limit_that_scopes_share_counts_once(collected: Collected) -> None:
     gate = Gate()
-    holding = held_by(gate, concurrency=3)
+    holding = gate.graph(name="hold", concurrency=3)
     async with engine.deploy(holding) as one, engine.deploy(holding) as two:
         calls = [asyncio.create_task(service(0)) for service in (one, two)]
         await gate.has(2)
@@ -321,17 +301,13 @@ async def test_a_limit_that_scopes_share_counts_once(collected: Collected) -> No
 async def test_graphs_made_for_one_call_leave_their_counts_and_nothing_else(collected: Collected) -> None:
     left: list[weakref.ref[Any]] = []
     for x in range(5):
-
-        @ps.graph
-        async def made(x: int) -> int:
-            return add(x)
-
+        made = ps.graph(add.with_policy(name="made"))
         await engine.run(made(x))
         left.append(weakref.ref(engine.plan(made)))
         del made
     gc.collect()
     assert [reference() for reference in left] == [None] * 5
-    assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="made", node="add", outcome="done") == 5
+    assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="made", node="made", outcome="done") == 5
 
 
 async def test_an_engine_and_its_scopes_are_not_kept_alive(collected: Collected) -> None:
@@ -349,7 +325,7 @@ async def test_an_engine_and_its_scopes_are_not_kept_alive(collected: Collected)
     assert runtime() is None
     gc.collect()  # the scope that runs have shared is collected with the Engine
     assert [part() for part in parts] == [None] * 3
-    assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="line", node="add") == 3
+    assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="add_to_twice", node="add") == 3
     assert len(collected.registry._departed) == 0
 
 
@@ -372,7 +348,7 @@ async def test_runs_that_count_and_those_that_do_not_share_nothing_that_counts(c
     with ps.execution_options(collect_metrics=False):
         await engine.run(line(1))
     await engine.run(line(1))
-    assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="line", node="add") == 1
+    assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="add_to_twice", node="add") == 1
     assert collected.total(names.METRIC_RUN_DURATION) == 1
     with pytest.raises(ps.OptionsError, match="collect_metrics=1: True or False"):
         ps.ExecutionOptions(collect_metrics=1)  # type: ignore[arg-type]
@@ -380,7 +356,7 @@ async def test_runs_that_count_and_those_that_do_not_share_nothing_that_counts(c
 
 def test_engines_on_several_loops_are_added_up_while_others_collect(collected: Collected) -> None:
     """Collects in threads of its own, as a reader of the SDK does, while scopes open, count and close."""
-    rounds, failures, stop = 30, list[BaseException](), threading.Event()
+    rounds, stop = 30, threading.Event()
 
     @ps.graph
     async def counted(x: int) -> int:  # an engine of a test before may still go, with what it has counted
@@ -397,28 +373,21 @@ def test_engines_on_several_loops_are_added_up_while_others_collect(collected: C
 
     def collect() -> None:
         seen: dict[Series, float] = {}
-        try:
-            while not stop.is_set():
-                for metric, values in collected.registry.totals().items():
-                    for series, value in values.items():
-                        if metric in COUNTERS:
-                            assert value >= seen.get(series, 0), (metric, series.attributes)
-                            seen[series] = value
-                            assert value <= 2 * rounds * 24 or "time" in metric, (metric, series.attributes, value)
-        except BaseException as error:
-            failures.append(error)
-            raise
+        while not stop.is_set():
+            for metric, values in collected.registry.totals().items():
+                for series, value in values.items():
+                    if metric in COUNTERS:
+                        assert value >= seen.get(series, 0), (metric, series.attributes)
+                        seen[series] = value
+                        assert value <= 2 * rounds * 24 or "time" in metric, (metric, series.attributes, value)
 
-    workers = [threading.Thread(target=asyncio.run, args=(work(),)) for _ in range(2)]
-    readers = [threading.Thread(target=collect) for _ in range(2)]
-    for thread in (*readers, *workers):
-        thread.start()
-    for thread in workers:
-        thread.join()
-    stop.set()
-    for thread in readers:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(4) as threads:
+        readers = [threads.submit(collect) for _ in range(2)]
+        workers = [threads.submit(asyncio.run, work()) for _ in range(2)]
+        wait(workers)
+        stop.set()
+        for thread in (*workers, *readers):
+            thread.result()
     assert (
         collected.total(names.METRIC_NODE_EXECUTIONS, graph="counted", node="twice", outcome="done") == 2 * rounds * 24
     )

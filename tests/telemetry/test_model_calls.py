@@ -14,6 +14,7 @@ from penstock.telemetry import names
 from tests.kit import same
 from tests.tracing import Tracing, attributes_of
 
+CACHED = {"input_tokens": 2, "output_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 1}
 USED = {names.INPUT_TOKENS: 7, names.OUTPUT_TOKENS: 3}
 
 
@@ -34,15 +35,7 @@ class BrokenMapping(dict[str, object]):
         ({"usage": {"input_tokens": 7, "output_tokens": 3}}, USED),
         ({"usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}}, USED),
         (SimpleNamespace(usage=SimpleNamespace(prompt_tokens=7, completion_tokens=3)), USED),
-        (
-            SimpleNamespace(
-                model="m-1",
-                usage=SimpleNamespace(
-                    input_tokens=2, output_tokens=3, cache_read_input_tokens=4, cache_creation_input_tokens=1
-                ),
-            ),
-            {**USED, names.RESPONSE_MODEL: "m-1"},
-        ),
+        (SimpleNamespace(model="m-1", usage=SimpleNamespace(**CACHED)), {**USED, names.RESPONSE_MODEL: "m-1"}),
         ({"usage": {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}}, USED),
         ({"usage": {"input_tokens": 2, "cache_read_input_tokens": None}}, {names.INPUT_TOKENS: 2}),
         ({"usage": {"prompt_tokens": 9}}, {names.INPUT_TOKENS: 9}),

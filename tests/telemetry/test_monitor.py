@@ -35,13 +35,18 @@ def half(number: int) -> float:
     return number / 2
 
 
-@ps.graph
-async def halves(number: int) -> float:
-    return half(await fetch(number))
+halves = fetch >> half
 
 
 def done(scope: ScopeSnapshot) -> dict[str, tuple[int, int]]:
     return {step.counters.node: (step.counters.completed, step.counters.failed) for step in scope.steps}
+
+
+def lately_of(monitor: telemetry.Monitor) -> telemetry.Profile:
+    """Returns the work since the snapshot before."""
+    lately = monitor.snapshot().lately
+    assert lately is not None
+    return lately
 
 
 async def test_a_snapshot_tells_of_all_open_scopes_without_timing_them() -> None:
@@ -56,7 +61,7 @@ async def test_a_snapshot_tells_of_all_open_scopes_without_timing_them() -> None
         assert len({scope.key for scope in snapshot.scopes}) == 2
         fetching, halving = scopes[0, 7].steps
         assert done(scopes[0, 7]) == {"fetch": (2, 0), "half": (1, 1)}
-        assert (fetching.name, fetching.runs_on, fetching.consumers) == (("halves", "fetch"), "loop", ("half",))
+        assert (fetching.name, fetching.runs_on, fetching.consumers) == (("fetch_to_half", "fetch"), "loop", ("half",))
         assert [(place.bound, place.limit) for place in fetching.places] == [("concurrency", 2)]
         assert (halving.consumers, halving.timed) == ((), None)
         assert done(scopes[None])["fetch"][0] >= 1
@@ -101,7 +106,7 @@ async def test_a_snapshot_can_be_taken_at_each_line_that_runs_a_call(effort: int
     assert failed == []
     assert ([repr(one) for one in results], streamed) == (["[0.5, 1.0]", "ValueError('zero')", "0.5"], [0.5])
     assert {(one.graph, one.node, one.state) for one in seen} >= {
-        ("mapped", "fetch", "working"), ("halves", "fetch", "working"), ("halves", "half", "working"),
+        ("mapped", "fetch", "working"), ("fetch_to_half", "fetch", "working"), ("fetch_to_half", "half", "working"),
     }  # fmt: skip
 
 
@@ -115,18 +120,18 @@ async def test_from_one_snapshot_to_the_next_scopes_count_that_have_ended_meanwh
                 assert len(telemetry.snapshot().scopes) == 2
                 assert [result async for result in results] == [0.5, 1.0, 1.5]
             await service(4)
-            second = monitor.snapshot()
-            assert second.lately is not None
+            second: Any = monitor.snapshot()
             assert [(node.node, node.count) for node in second.lately.nodes] == [("fetch", 4), ("half", 4)]
-            assert [step.name for step in second.lately.steps] == [("halves", "fetch"), ("halves", "half")]
+            assert [step.name for step in second.lately.steps] == [
+                ("fetch_to_half", "fetch"),
+                ("fetch_to_half", "half"),
+            ]
             assert second.lately.timeline.slices == ()
             [scope] = second.scopes
             assert scope.seconds > first.scopes[0].seconds
             assert done(scope) == {"fetch": (2, 0), "half": (2, 0)}
             assert all(step.timed is not None for step in scope.steps)
-            third = monitor.snapshot()
-            assert third.lately is not None
-            assert third.lately.nodes == ()
+            assert lately_of(monitor).nodes == ()
         assert all(step.timed is None for scope in telemetry.snapshot().scopes for step in scope.steps)
 
 
@@ -138,13 +143,12 @@ async def test_places_are_busy_with_items_that_have_not_left_yet() -> None:
         with closing(telemetry.Monitor()) as monitor:
             monitor.snapshot()
             await asyncio.sleep(0.2)  # the time that is told of
-            lately = monitor.snapshot().lately
+            lately = lately_of(monitor)
         with telemetry.profile() as profile:
             await asyncio.sleep(0.05)
         gate.open()
         assert await asyncio.gather(*calls) == [0, 1, 2, 3, 4]
     for one in (lately, profile):
-        assert one is not None
         [node] = one.nodes
         assert (node.node, node.count) == ("slow", 0)
         assert node.busy_share == pytest.approx(1.0, abs=0.1)
@@ -269,11 +273,10 @@ async def test_items_count_from_when_they_entered_also_beside_short_ones() -> No
             others = asyncio.gather(call_again(), call_again())
             monitor.snapshot()
             await asyncio.sleep(0.3)  # the time that is told of
-            lately = monitor.snapshot().lately
+            lately = lately_of(monitor)
         gate.open()
         ends.set()
         await asyncio.gather(others, *calls)
-    assert lately is not None
     [node] = lately.nodes
     assert node.count > 8
     assert 0.75 < (node.busy_share or 0) < 1.05
@@ -294,12 +297,11 @@ async def test_finished_items_that_wait_for_room_are_not_in_the_node() -> None:
         with closing(telemetry.Monitor()) as monitor:
             monitor.snapshot()
             await asyncio.sleep(0.1)  # the time that is told of
-            snapshot = monitor.snapshot()
+            snapshot: Any = monitor.snapshot()
         gate.open()
         await reading
     [scope] = snapshot.scopes
     before, after = scope.steps
-    assert snapshot.lately is not None
     assert snapshot.contents[after.key].working == 1
     held = snapshot.contents.get(before.key)
     assert held is None or held.working == 0
@@ -317,9 +319,7 @@ def test_a_new_verdict_counts_once_two_snapshots_agree(virtual: VirtualTime) -> 
                 monitor.snapshot()
                 for name in ("one", "other", "other", "one", "one"):
                     await service.run(graphs[name](0))
-                    snapshot = monitor.snapshot()
-                    assert snapshot.lately is not None
-                    assert snapshot.verdict is not None
+                    snapshot: Any = monitor.snapshot()
                     found.append((snapshot.lately.verdict.node, snapshot.verdict.node))
         return found
 

@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 import penstock as ps
 from penstock import engine, testing
+from tests.telemetry import span_targets
 from tests.tracing import Tracing, attributes_of, id_of
 
 RECORDED = Path(__file__).parent / "recorded_spans.json"
@@ -109,10 +110,6 @@ class Total(ps.Actor[int, int]):
             work = await inbox.get()
             log.append("the loop takes it")
             work.finish(work.value)
-
-
-def negate(x: int) -> int:
-    return -x
 
 
 @ps.graph
@@ -208,7 +205,7 @@ async def stream_of_calls() -> None:
 
 
 async def elsewhere() -> None:
-    for node in (ps.node(runs_on="thread")(negate), ps.node(runs_on="process")(negate)):
+    for node in (ps.node(runs_on="thread")(span_targets.negate), ps.node(runs_on="process")(span_targets.negate)):
         assert await engine.run(ps.graph(node)(1)) == -1
     assert await engine.run(ps.graph(ps.node(Total)())(1)) == 1
 

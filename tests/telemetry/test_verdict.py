@@ -1,13 +1,12 @@
 """A verdict names a planted bottleneck, its remedy and the gain; and predictions of changes come true."""
 
 import asyncio
-import contextlib
 import itertools
 import operator
 import random
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from time import sleep, thread_time
 from typing import Any
 
@@ -17,8 +16,8 @@ import pytest
 import penstock as ps
 from penstock import engine, telemetry
 from tests.kit import measured, same
-from tests.telemetry.test_remedies import Look
-from tests.telemetry.virtual_time import VirtualTime, node_of, profile_of, waits
+from tests.telemetry.test_remedies import Look, called
+from tests.telemetry.virtual_time import VirtualTime, node_of, profile_of, profile_of_runs, waits
 
 
 @ps.node
@@ -48,16 +47,22 @@ in_a_process = ps.graph(ps.node(runs_on="process", name="negate")(operator.neg))
 
 
 def test_a_slow_node(virtual: VirtualTime) -> None:
-    pipeline = waits("fetch", 0.01, concurrency=4) >> waits("decode", 0.01, concurrency=1) >> half
-    verdict = virtual.profile(pipeline, 200).verdict
+    def run(places: int) -> telemetry.Profile:
+        pipeline = waits("fetch", 0.01, concurrency=4) >> waits("decode", 0.01, concurrency=places) >> half
+        return virtual.profile(pipeline, 200)
+
+    profile = run(1)
+    verdict, predicted = profile.verdict, profile.what_if("decode", concurrency=3)
+    assert predicted.predicted_items_per_second == pytest.approx(200 / run(3).elapsed_seconds, rel=0.05)
+    assert predicted.verdict.node == "decode"
+    assert str(predicted).startswith('"decode" with 3 places: 29')
+    assert "(3.00 times as many); then" in str(predicted)
     assert (verdict.node, verdict.limit) == ("decode", "places")
     assert "its only place is busy for 100% of the time, and its inbox is full for" in verdict.reason
     assert re.match(r"concurrency=4 at decode \(\S+:\d+\), 4\.0 times as fast; or", verdict.remedy)
     assert verdict.headroom == pytest.approx(4.0, rel=0.02)  # then fetch limits
-    assert (
-        str(verdict)
-        == f'"decode" limits the pipeline: {verdict.reason}; {verdict.remedy}; without it up to 4.0 times as fast'
-    )
+    said = f'"decode" limits the pipeline: {verdict.reason}; {verdict.remedy}; without it up to 4.0 times as fast'
+    assert str(verdict) == said
 
 
 def test_it_says_which_share_was_hedged_or_taken_over(virtual: VirtualTime) -> None:
@@ -117,42 +122,24 @@ def blocks(virtual: VirtualTime, seconds: float) -> Any:
     return blocking
 
 
-@pytest.mark.parametrize("declared", ["def", "async def"])
-def test_a_node_that_blocks_the_loop(virtual: VirtualTime, declared: str) -> None:
-    def plain(number: int) -> int:
-        virtual.hold(0.02)
-        return number
-
-    parse = ps.node(name="blocking")(plain) if declared == "def" else blocks(virtual, 0.02)
-    verdict = virtual.profile(waits("fetch", 0.01, concurrency=8) >> parse >> half, 100).verdict
+def test_an_async_node_that_blocks_the_loop(virtual: VirtualTime) -> None:
+    verdict = virtual.profile(waits("fetch", 0.01, concurrency=8) >> blocks(virtual, 0.02) >> half, 100).verdict
     assert (verdict.node, verdict.limit) == ("blocking", "loop")
     assert verdict.remedy.startswith('runs_on="thread" at blocking (')
-    assert ("as a plain `def`" in verdict.remedy) == (declared == "async def")
+    assert "as a plain `def`" in verdict.remedy
     assert (verdict.headroom or 0) > 1.5
 
 
-@pytest.mark.parametrize("calls", ["of a deployment before", "of a deployment inside", "in a row"])
+@pytest.mark.parametrize("calls", ["of a deployment", "in a row"])
 def test_a_node_that_blocks_the_loop_of_calls(virtual: VirtualTime, calls: str) -> None:
     search = waits("fetch", 0.001) >> blocks(virtual, 0.005)
 
-    async def run() -> telemetry.Profile:
-        async def caller() -> None:
-            for number in range(20):
-                await service(number)
-
-        async with contextlib.AsyncExitStack() as stack:
-            if calls == "of a deployment before":
-                service = await stack.enter_async_context(engine.deploy(search))
-            with telemetry.profile() as profile:
-                if calls == "in a row":
-                    await asyncio.gather(*(engine.run(search(number)) for number in range(60)))
-                    return profile
-                if calls == "of a deployment inside":
-                    service = await stack.enter_async_context(engine.deploy(search))
-                await asyncio.gather(*(caller() for _ in range(8)))
+    async def in_a_row() -> telemetry.Profile:
+        with telemetry.profile() as profile:
+            await asyncio.gather(*(engine.run(search(number)) for number in range(60)))
         return profile
 
-    verdict = virtual.run(run).verdict
+    verdict = virtual.run(in_a_row if calls == "in a row" else lambda: called(search, 8)).verdict
     assert (verdict.node, verdict.limit) == ("blocking", "loop")
 
 
@@ -219,19 +206,6 @@ def test_places_or_threads_of_a_node(virtual: VirtualTime, places: int, threads:
     assert (re.match("concurrency=.*; or move it to", verdict.remedy) is not None) == (limit == "places")
 
 
-def test_a_slow_source_although_nodes_are_busy_for_most_of_the_time(virtual: VirtualTime) -> None:
-    pipeline = waits("fetch", 0.08, concurrency=1) >> half
-
-    async def source() -> AsyncIterator[ps.Call[float]]:
-        for number in range(50):
-            await asyncio.sleep(0.1)
-            yield pipeline(number)
-
-    verdict = virtual.run(lambda: profile_of(engine.stream(source()))).verdict
-    assert verdict.limit == "source"
-    assert verdict.headroom == pytest.approx(1.25, rel=0.03)
-
-
 @pytest.mark.parametrize("places", [(1, 4, 2), (4, 1, 2), (4, 2, 1), (2, 2, 4)])
 def test_statistics_name_the_same_node_if_they_name_any(virtual: VirtualTime, places: tuple[int, ...]) -> None:
     first, second, third = nodes = [
@@ -277,23 +251,21 @@ async def wait(number: int) -> int:
 
 async def profile_beside(victim: Any, *, is_spinning: bool = True) -> telemetry.Profile:
     """Profile a node beside one that spins in a thread."""
-    spinning, over = ps.graph(spin), asyncio.Event()
+    spinning, alone, over = ps.graph(spin), ps.graph(victim), asyncio.Event()
 
-    async def spin_on() -> None:
-        calls = itertools.takewhile(lambda _: not over.is_set(), map(spinning, itertools.repeat(1)))
+    async def read(calls: Iterable[ps.Call[Any]]) -> None:
         async with engine.stream(calls) as results:
             async for _ in results:
                 pass
 
     with telemetry.profile() as profile:
-        beside = asyncio.create_task(spin_on()) if is_spinning else None
-        alone = ps.graph(victim)
-        async with engine.stream(alone(number) for number in range(ITEMS)) as results:
-            async for _ in results:
-                pass
-        over.set()
-        if beside is not None:
-            await beside
+        async with asyncio.TaskGroup() as beside:
+            if is_spinning:
+                beside.create_task(
+                    read(itertools.takewhile(lambda _: not over.is_set(), map(spinning, itertools.repeat(1))))
+                )
+            await read(alone(number) for number in range(ITEMS))
+            over.set()
     return profile
 
 
@@ -345,13 +317,7 @@ def test_of_nodes_side_by_side_the_slowest_counts(virtual: VirtualTime) -> None:
         found: int = await join(await left(number), await right(number), await short(await short(number)))
         return found
 
-    async def calls() -> telemetry.Profile:
-        with telemetry.profile() as profile:
-            for number in range(3):
-                await engine.run(diamond(number))
-        return profile
-
-    profile = virtual.run(calls)
+    profile = virtual.run(lambda: profile_of_runs(diamond(number) for number in range(3)))
     path = profile.critical_path
     assert path is not None
     assert path.graph == "diamond"
@@ -398,31 +364,11 @@ async def plus(total: int, number: int) -> int:
 
 def profile_of_callers(virtual: VirtualTime, node: Any, max_in_flight: int, callers: int, *, folds: bool) -> Any:
     @ps.graph
-    async def stream(number: int) -> AsyncIterator[int]:
-        result: AsyncIterator[int] = node(number)
-        return result
-
-    @ps.graph
     async def total(number: int) -> int:
         return await ps.fold(plus, node(number), 0)
 
-    async def call(service: engine.Service[[int], Any]) -> None:
-        for number in range(60 // callers):
-            if folds:
-                await service(number)
-            else:
-                async with service.stream(stream(number)) as parts:
-                    async for _ in parts:
-                        pass
-
-    async def calls() -> telemetry.Profile:
-        graph: Any = total if folds else stream
-        async with engine.deploy(graph, max_in_flight=max_in_flight) as service:
-            with telemetry.profile() as profile:
-                await asyncio.gather(*(call(service) for _ in range(callers)))
-        return profile
-
-    return virtual.run(calls)
+    graph = total if folds else ps.graph(node)
+    return virtual.run(lambda: called(graph, callers, gives_a_stream=not folds, max_in_flight=max_in_flight))
 
 
 @pytest.mark.parametrize("folds", [False, True])
@@ -469,10 +415,7 @@ def test_who_follows_the_remedy_for_a_batched_node_gains(
     virtual: VirtualTime, limits: str, size: int, batches: int, places: int, follow: tuple[int, int, int], remedy: str
 ) -> None:
     def profile(size: int, batches: int, places: int) -> telemetry.Profile:
-        @ps.node(batch=ps.Batch(size), concurrency=batches)
-        async def embed(numbers: list[int]) -> list[int]:
-            await asyncio.sleep(0.02)
-            return numbers
+        embed = waits("embed", 0.02, batch=ps.Batch(size), concurrency=batches)
 
         @ps.graph
         async def of_stream(numbers: AsyncIterator[int]) -> AsyncIterator[int]:
@@ -486,13 +429,8 @@ def test_who_follows_the_remedy_for_a_batched_node_gains(
             for number in range(2_560):
                 yield number
 
-        async def mapped() -> telemetry.Profile:
-            with telemetry.profile() as profile:
-                await engine.run(of_list(list(range(2_560))))
-            return profile
-
         if limits == "list":
-            return virtual.run(mapped)
+            return virtual.run(lambda: profile_of_runs([of_list(list(range(2_560)))]))
         graph = ps.graph(embed)
         calls = (graph(number) for number in range(2_560))
         return virtual.run(
@@ -512,11 +450,6 @@ def test_who_follows_the_remedy_for_a_batched_node_gains(
 
 
 # --- What if ---
-
-
-def waiting(virtual: VirtualTime, factor: float) -> telemetry.Profile:
-    fetch, decode = waits("fetch", 0.03, concurrency=4), waits("decode", 0.04 * factor, concurrency=4)
-    return virtual.profile(fetch >> decode >> half, 300)
 
 
 def computing(virtual: VirtualTime, factor: float) -> telemetry.Profile:
@@ -546,20 +479,11 @@ def in_threads(virtual: VirtualTime, factor: float) -> telemetry.Profile:
 
 def one_by_one(virtual: VirtualTime, factor: float) -> telemetry.Profile:
     pipeline = waits("fetch", 0.01) >> waits("decode", 0.03 * factor)
-
-    async def calls() -> telemetry.Profile:
-        with telemetry.profile() as profile:
-            for number in range(20):
-                await engine.run(pipeline(number))
-                await asyncio.sleep(0.01)
-        return profile
-
-    return virtual.run(calls)
+    return virtual.run(lambda: profile_of_runs((pipeline(number) for number in range(20)), pause_seconds=0.01))
 
 
 @pytest.mark.parametrize(
-    ("profile", "limit", "rel"),
-    [(waiting, "places", 0.15), (computing, "loop", 0.15), (in_threads, "pool", 0.15), (one_by_one, "path", 0.02)],
+    ("profile", "limit", "rel"), [(computing, "loop", 0.15), (in_threads, "pool", 0.15), (one_by_one, "path", 0.02)]
 )
 def test_it_predicts_how_fast_a_pipeline_is_if_a_node_takes_no_time(
     virtual: VirtualTime, profile: Callable[[VirtualTime, float], telemetry.Profile], limit: str, rel: float
@@ -567,18 +491,6 @@ def test_it_predicts_how_fast_a_pipeline_is_if_a_node_takes_no_time(
     before, after = profile(virtual, 1.0), profile(virtual, 0.0)
     assert (before.verdict.node, before.verdict.limit) == ("decode", limit)
     assert before.verdict.headroom == pytest.approx(before.elapsed_seconds / after.elapsed_seconds, rel=rel)
-
-
-def test_it_predicts_more_places(virtual: VirtualTime) -> None:
-    def profile(places: int) -> telemetry.Profile:
-        pipeline = waits("fetch", 0.01, concurrency=4) >> waits("decode", 0.01, concurrency=places) >> half
-        return virtual.profile(pipeline, 200)
-
-    predicted = profile(1).what_if("decode", concurrency=3)
-    assert predicted.predicted_items_per_second == pytest.approx(200 / profile(3).elapsed_seconds, rel=0.05)
-    assert predicted.verdict.node == "decode"
-    assert str(predicted).startswith('"decode" with 3 places: 29')
-    assert "(3.00 times as many); then" in str(predicted)
 
 
 @pytest.mark.parametrize(
@@ -628,23 +540,13 @@ def test_it_predicts_a_map_over_a_list(virtual: VirtualTime, runs: str, before_s
 
 def test_what_cannot_be_predicted_says_why(virtual: VirtualTime) -> None:
     fetch = waits("fetch", 0.01)
-
-    @ps.graph
-    async def other(number: int) -> float:
-        return half(await fetch(number))
-
-    async def calls() -> telemetry.Profile:
-        with telemetry.profile() as profile:
-            await engine.run(ps.graph(fetch)(1))
-            await engine.run(other(1))
-        return profile
-
-    profile = virtual.run(calls)
+    other = fetch >> half
+    profile = virtual.run(lambda: profile_of_runs([ps.graph(fetch)(1), other(1)]))
     for name, options, told in (
         ("fetsch", {}, "no node 'fetsch' ran while the profile was taken; these nodes did: 'fetch'"),
-        ("fetch", {}, "several graphs have a node 'fetch': say which, with graph= one of 'fetch', 'other'"),
-        ("fetch", {"graph": "other", "concurrency": 0}, "at least 1"),
-        ("fetch", {"graph": "other", "concurrency": 1}, "node 'fetch' has no concurrency= of its own"),
+        ("fetch", {}, "several graphs have a node 'fetch': say which, with graph= one of 'fetch', 'fetch_to_half'"),
+        ("fetch", {"graph": "fetch_to_half", "concurrency": 0}, "at least 1"),
+        ("fetch", {"graph": "fetch_to_half", "concurrency": 1}, "node 'fetch' has no concurrency= of its own"),
     ):
         with pytest.raises(ValueError, match=told):
             profile.what_if(name, **{"concurrency": 2, **options})

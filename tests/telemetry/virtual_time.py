@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -41,6 +41,15 @@ async def profile_of(stream: engine.Stream[Any], reader_seconds: float = 0.0) ->
             async for _ in results:
                 if reader_seconds:
                     await asyncio.sleep(reader_seconds)
+    return profile
+
+
+async def profile_of_runs(calls: Iterable[ps.Call[Any]], *, pause_seconds: float = 0.0) -> telemetry.Profile:
+    """Profiles runs, one after the other, each with a pause behind it."""
+    with telemetry.profile() as profile:
+        for call in calls:
+            await engine.run(call)
+            await asyncio.sleep(pause_seconds)
     return profile
 
 
