@@ -4,7 +4,7 @@ A fenced `python` block is run. A `text` block right after it has the expected o
 expected error: type, message and notes. A block that only includes a file (between two lines `--8<--`) runs as a
 separate program, as process nodes need. A block with a title is a file of that name. Messages name the file, and its
 first line is the first line of the block. A page with `<!-- snippets: own process -->` changes state of the whole
-process, so it runs in its own process and its own folder: `PageForks` forks that process. The output of a page with
+process, so it runs in a fork, and in its own folder. The output of a page with
 `<!-- snippets: real time -->` depends on real sleeps, so it has three tries for a busy machine.
 """
 
@@ -12,28 +12,20 @@ import ast
 import asyncio
 import contextlib
 import doctest
-import importlib.util
 import io
 import linecache
-import os
 import re
 import subprocess
 import sys
-import tempfile
 import types
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
-import uvloop
+from tests.forked import Forks
 
 ROOT = Path(__file__).parents[2]
-LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "asyncio": asyncio.new_event_loop,
-    "uvloop": uvloop.new_event_loop,
-}
 
 # Warnings that depend on the machine, and that pages do not show: a busy processor, and a JAX that may compute wrong
 # values on CPU.
@@ -79,36 +71,18 @@ def has_snippets(page: Path) -> bool:
     return any(block.language == "python" for block in blocks_of(page.read_text()))
 
 
-class PageForks:
-    """Runs each page in a process that is forked from a process which has imported JAX.
-
-    The import takes longer than most pages.
-    """
-
-    def __init__(self) -> None:
-        # A page that shows how to send traces would find no receiver.
-        environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}
-        command = [sys.executable, "-W", "error", "-m", "tests.docs.snippets"]
-        self._server = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def run(self, page: Path, loop: str) -> None:
-        """Runs the snippets of a page in a fork; raises an AssertionError with the standard error of the fork."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        with tempfile.NamedTemporaryFile("r") as said:
-            print(page, loop, said.name, sep="\t", file=self._server.stdin, flush=True)
-            status = self._server.stdout.readline()
-            assert status == "0\n", said.read()
-
-    def close(self) -> None:
-        """Ends the process that forks."""
-        self._server.communicate()
+# Runs a page in a fork, in a folder for the files that the page writes.
+RUN_PAGE = """
+import contextlib, sys, tempfile
+from pathlib import Path
+from tests.docs.snippets import run_page
+with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    run_page(Path(sys.argv[1]))
+"""
 
 
-def check_page(page: Path, loop: str, forks: PageForks) -> None:
-    """Runs the snippets of a page on one kind of event loop, in this process or in a fork.
+def check_page(page: Path, forks: Forks) -> None:
+    """Runs the snippets of a page, in this process or in a fork.
 
     Raises:
         AssertionError: the output of a snippet differs from the page.
@@ -116,24 +90,27 @@ def check_page(page: Path, loop: str, forks: PageForks) -> None:
     """
     for _ in range(2 if _REAL_TIME in page.read_text() else 0):
         with contextlib.suppress(Exception):
-            _try_page(page, loop, forks)
+            _try_page(page, forks)
             return
-    _try_page(page, loop, forks)
+    _try_page(page, forks)
 
 
-def _try_page(page: Path, loop: str, forks: PageForks) -> None:
+def _try_page(page: Path, forks: Forks) -> None:
     if _OWN_PROCESS in page.read_text():
-        forks.run(page, loop)
+        # A page that shows how to send traces would find no receiver.
+        nowhere = {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}
+        status, _, errors = forks.run(RUN_PAGE, str(page), **nowhere)
+        assert status == 0, errors
     else:
-        run_page(page, LOOPS[loop])
+        run_page(page)
 
 
-def run_page(page: Path, loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def run_page(page: Path) -> None:
     """Runs the snippets of a page in this process; raises as `check_page` does."""
     module = types.ModuleType(f"page_{page.stem.replace('-', '_').lower()}")
     sys.modules[module.__name__] = module
     try:
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
+        with asyncio.Runner() as runner:
             blocks = list(blocks_of(page.read_text()))
             for block, following in zip(blocks, [*blocks[1:], None], strict=True):
                 if block.language != "python":
@@ -184,25 +161,3 @@ def _compare(expected: Block, printed: str, page: Path) -> None:
     assert same, (
         f"{page.relative_to(ROOT)}:{expected.line} says\n{expected.text}\nbut the snippet before it printed\n{printed}"
     )
-
-
-def _fork_for_pages() -> tuple[Path, str] | None:
-    """Forks a process for each line of standard input; returns the page and its loop in the fork, None at the end."""
-    if importlib.util.find_spec("jax"):
-        importlib.import_module("jax")
-    for line in sys.stdin:
-        page, loop, said = line.rstrip("\n").split("\t")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # JAX warns of every fork, also if nothing of JAX has started
-            child = os.fork()
-        if not child:
-            for path, descriptor in (os.devnull, 0), (os.devnull, 1), (said, 2):
-                os.dup2(os.open(path, os.O_RDWR), descriptor)
-            return Path(page), loop
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-    return None
-
-
-if __name__ == "__main__" and (wanted := _fork_for_pages()):
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # for the files that a page writes
-        run_page(wanted[0], LOOPS[wanted[1]])

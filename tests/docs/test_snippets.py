@@ -1,28 +1,25 @@
 """Every Python snippet of the README and the documentation runs, and prints what the page says."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.snippets import ROOT, PageForks, blocks_of, check_page, has_snippets, run_page
+from tests.docs.snippets import ROOT, blocks_of, check_page, has_snippets, run_page
+from tests.forked import Forks, forking
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[PageForks]:
-    forks = PageForks()
-    yield forks
-    forks.close()
+def forks() -> Iterator[Forks]:
+    with forking("jax", "tests.docs.snippets") as found:  # the import of JAX takes longer than most pages
+        yield found
 
 
-# Pages print the same on both loops.
-@pytest.mark.parametrize("loop", ["asyncio", pytest.param("uvloop", marks=pytest.mark.long)])
 @pytest.mark.parametrize("page", [page for page in PAGES if has_snippets(page)], ids=lambda page: page.name)
-def test_snippets_of_a_page_run_and_print_what_it_says(page: Path, loop: str, forks: PageForks) -> None:
-    check_page(page, loop, forks)
+def test_snippets_of_a_page_run_and_print_what_it_says(page: Path, forks: Forks) -> None:
+    check_page(page, forks)
 
 
 def test_no_python_hides_from_this_test_under_another_name() -> None:
@@ -35,20 +32,18 @@ def test_a_page_that_is_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.Mon
     page = tmp_path / "page.md"
     page.write_text("```python\nprint(1)\n```\n\n```text\n2\n```\n")
     with pytest.raises(AssertionError, match=r"page.md:6 says\n2\n\nbut the snippet before it printed\n1"):
-        run_page(page, asyncio.new_event_loop)
+        run_page(page)
     page.write_text("A list:\n\n- ```python\n  print(0)\n  ```\n\n    ```python\n    await nothing()\n    ```\n")
     with pytest.raises(NameError) as caught:
-        run_page(page, asyncio.new_event_loop)
+        run_page(page)
     assert caught.value.__notes__ == ["in the snippet at page.md:8"]
 
 
-def test_a_page_that_measures_has_three_tries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: PageForks
-) -> None:
+def test_a_page_that_measures_has_three_tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: Forks) -> None:
     monkeypatch.setattr("tests.docs.snippets.ROOT", tmp_path)
     page, tries = tmp_path / "page.md", tmp_path / "tries"
     snippet = f"```python\nwith open({str(tries)!r}, 'a') as file:\n    print(file.write('x') and file.tell())\n```\n"
     page.write_text(f"<!-- snippets: real time -->\n\n{snippet}\n```text\n3\n```\n")
-    check_page(page, "asyncio", forks)
+    check_page(page, forks)
     with pytest.raises(AssertionError, match=r"page.md:9 says\n3\n\nbut the snippet before it printed\n6"):
-        check_page(page, "asyncio", forks)
+        check_page(page, forks)
