@@ -41,11 +41,6 @@ async def fitted(limit: Any = "auto", items: int | None = None) -> devices.FitPl
     return await devices.fit(scaled, (ROW,), limit, items, resources={"weights": WEIGHTS})
 
 
-def way(plan: devices.FitPlan, approach: str) -> devices.Strategy:
-    [found] = [one for one in plan.strategies if one.approach == approach]
-    return found
-
-
 async def test_sizes_are_tried_and_the_knee_is_recommended() -> None:
     plan = await fitted()
     assert [one.size for one in plan.tried] == [1, 2, 4, 8, 16, 32, 64]
@@ -114,20 +109,24 @@ async def test_on_a_mesh_sizes_are_multiples_of_its_devices_and_bytes_those_of_e
 class TestStrategies:
     LIMIT = WEIGHTS.nbytes + 100 * ROW_BYTES
 
-    async def test_all_in_memory(self) -> None:
-        plan = await fitted(self.LIMIT, items=10)
-        assert plan.strategy.approach == "all in memory"
-        assert plan.strategy.is_possible
-        assert "within the limit" in plan.strategy.reason
-        assert "+ 10 × " in plan.strategy.formula
-        assert max(one.size for one in plan.tried) == 8
-
-    async def test_in_chunks(self) -> None:
-        plan = await fitted(self.LIMIT, items=100_000)
-        assert plan.strategy.approach == "in chunks"
-        assert not way(plan, "all in memory").is_possible
-        assert not way(plan, "over a mesh").is_possible  # CPU devices share their memory, so a mesh cannot help
-        assert f"calls of {plan.recommended_size:,}" in plan.strategy.reason
+    @pytest.mark.parametrize(
+        ("items", "approach", "says", "impossible"),
+        [
+            (10, "all in memory", "within the limit", set[str]()),
+            # CPU devices share their memory, so a mesh cannot help.
+            (100_000, "in chunks", "calls of ", {"all in memory", "over a mesh"}),
+            (10**12, "as a stream", "", {"all in memory", "over a mesh", "in chunks"}),
+            (None, "as a stream", "is not known", set[str]()),
+        ],
+    )
+    async def test_on_one_host(self, items: int | None, approach: str, says: str, impossible: set[str]) -> None:
+        plan = await fitted(self.LIMIT, items)
+        assert plan.strategy.approach == approach
+        assert says in plan.strategy.reason
+        assert {one.approach for one in plan.strategies if not one.is_possible} == impossible
+        if items == 10:
+            assert "+ 10 × " in plan.strategy.formula
+            assert max(one.size for one in plan.tried) == 8
 
     async def test_over_a_mesh(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Card:
@@ -156,14 +155,6 @@ class TestStrategies:
         assert plan.limit.reserve_bytes == pytest.approx(self.LIMIT / 9, abs=2)
         assert plan.strategy.approach == "over a mesh"
         assert "on each of 4 devices" in plan.strategy.reason
-
-    async def test_as_a_stream_what_the_host_does_not_hold_or_where_the_number_is_not_known(self) -> None:
-        plan = await fitted(self.LIMIT, items=10**12)
-        assert plan.strategy.approach == "as a stream"
-        assert not way(plan, "in chunks").is_possible
-        plan = await fitted(self.LIMIT)
-        assert [one.approach for one in plan.strategies] == ["as a stream"]
-        assert "is not known" in plan.strategy.reason
 
 
 async def test_the_least_of_what_limits_the_host_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ async def spin() -> None:
 
 async def data_that_has_arrived_is_handled() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
+        writer.write((await reader.read()).upper())
         writer.close()
         await writer.wait_closed()
 
@@ -103,7 +103,7 @@ async def data_that_has_arrived_is_handled() -> None:
     writer.write(b"hello")
     writer.write_eof()
     await wait_quiescent()
-    assert reader.at_eof() or await reader.read() == b""
+    assert await reader.read() == b"HELLO"
     writer.close()
     await writer.wait_closed()
     server.close()

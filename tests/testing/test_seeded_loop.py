@@ -134,26 +134,6 @@ def test_a_step_never_overtakes_a_callback_registered_before_it() -> None:
     assert all(interleavings(main, count=100))
 
 
-def test_streams_of_asyncio_work_under_every_seed() -> None:
-    async def main() -> bytes:
-        async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write((await reader.read()).upper())
-            await writer.drain()
-            writer.close()
-            await writer.wait_closed()
-
-        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            writer.write(b"hello")
-            writer.write_eof()
-            answer = await reader.read()
-            writer.close()
-            await writer.wait_closed()
-        return answer
-
-    assert set(interleavings(main, count=20, timeout_seconds=None)) == {b"HELLO"}
-
-
 def test_timers_are_virtual_and_part_of_the_replay() -> None:
     async def main() -> tuple[tuple[float, str], ...]:
         woken: list[tuple[float, str]] = []

@@ -47,19 +47,6 @@ def test_a_deadlock_is_a_timeout_at_once() -> None:
         run_virtual(main, timeout_seconds=1e6)
 
 
-def test_a_call_from_a_thread_wakes_the_loop() -> None:
-    async def main() -> str:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[str] = loop.create_future()
-        thread = threading.Thread(target=lambda: loop.call_soon_threadsafe(future.set_result, "from a thread"))
-        thread.start()
-        result = await future
-        thread.join()
-        return result
-
-    assert run_virtual(main) == "from a thread"
-
-
 def test_bytes_that_are_there_come_before_a_timer() -> None:
     async def main() -> tuple[bytes, float]:
         loop = asyncio.get_running_loop()
