@@ -32,9 +32,10 @@ sys.dont_write_bytecode = False
 # Folders and files whose code does the same on both loops: each of their tests runs on one loop. Only threads, other
 # processes and devices wait there, or nothing waits.
 ON_ONE_LOOP = {
-    "advice", "chat", "devices", "examples", "telemetry", "typing", "test_forks.py", "test_plan.py", "test_postgres.py",
-    "test_process_nodes.py", "test_processes.py", "test_random_graphs.py", "test_redis.py", "test_runs.py",
-    "test_snapshots_on_meshes.py", "test_threads.py", "test_threads_and_processes.py", "test_written_before.py",
+    "advice", "chat", "devices", "examples", "studio", "telemetry", "typing", "test_faults.py", "test_forks.py",
+    "test_plan.py", "test_postgres.py", "test_process_nodes.py", "test_processes.py", "test_random_graphs.py",
+    "test_redis.py", "test_runs.py", "test_snapshots_on_meshes.py", "test_threads.py",
+    "test_threads_and_processes.py", "test_written_before.py",
 }  # fmt: skip
 
 

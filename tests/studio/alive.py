@@ -1,19 +1,16 @@
 """A program that exposes itself and runs graphs for the page: all kinds of steps, and names that look like code.
 
-    python -m tests.studio.alive SOCKET [kinds | moves | holds | gil | long | reader | worker | many | hostile |
-        scopes | saved]
+    python -m tests.studio.alive SOCKET [kinds | moves | many | hostile | scopes | saved]
 
 It reads lines: of "moves", each line is the name of the node that is slow from then on.
 """
 
 import asyncio
 import itertools
-import os
 import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from time import perf_counter
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -143,60 +140,6 @@ def listen() -> None:
         slow.add(line.strip())
 
 
-# --- processes that run badly ---
-
-
-@ps.node
-async def hold(number: int) -> int:
-    ended = perf_counter() + 0.03
-    while perf_counter() < ended:
-        pass
-    return number
-
-
-@ps.graph
-async def holds(number: int) -> int:
-    return await hold(await less(number))
-
-
-@ps.node(runs_on="thread", concurrency=4)
-def compute(number: int) -> int:
-    return sum(range(400_000)) + number
-
-
-@ps.graph
-async def gil(number: int) -> int:
-    return compute(number)
-
-
-@ps.node(concurrency=2)
-async def half_a_minute(number: int) -> int:
-    await asyncio.sleep(30)
-    return number
-
-
-@ps.graph
-async def long(number: int) -> int:
-    return await half_a_minute(number)
-
-
-@ps.graph
-async def reader(number: int) -> int:
-    return await less(number)
-
-
-@ps.node(runs_on="process", concurrency=1)
-def fragile(number: int) -> int:
-    if number % 4 == 0:
-        os._exit(1)
-    return number
-
-
-@ps.graph
-async def worker(number: int) -> int:
-    return fragile(number)
-
-
 # --- saved: a training with snapshots, and a stream that knows its length ---
 
 
@@ -294,22 +237,18 @@ async def run(kind: str) -> None:
         await serve_hostile()
     if kind == "saved":
         await run_saved()
-    graph = {
-        "kinds": kinds, "moves": moves, "holds": holds, "gil": gil, "long": long, "reader": reader, "many": many,
-        "worker": worker, "scopes": moves,
-    }[kind]  # fmt: skip
+    graph = {"kinds": kinds, "moves": moves, "many": many, "scopes": moves}[kind]
 
     async def calls() -> AsyncIterator[ps.Call[int]]:
         for number in itertools.count(20):
-            if kind not in ("moves", "holds", "gil", "reader"):
-                await asyncio.sleep(0.05)
+            if kind != "moves":
+                await asyncio.sleep(0.2)
             yield graph(number)
 
     async def one_stream() -> None:
         async with engine.stream(calls()) as results:
             async for _ in results.outcomes():
-                if kind == "reader":
-                    await asyncio.sleep(0.02)
+                pass
 
     await asyncio.gather(*[one_stream() for _ in range(20 if kind == "scopes" else 1)])
 

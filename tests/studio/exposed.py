@@ -6,12 +6,7 @@ import sys
 
 import penstock as ps
 from penstock import engine, telemetry
-
-
-@ps.node
-async def fetch(number: int) -> int:
-    await asyncio.sleep(0)
-    return number
+from tests.kit import paused
 
 
 @ps.node(concurrency=2)
@@ -22,9 +17,7 @@ async def slow(number: int) -> int:
     return number
 
 
-@ps.graph
-async def chew(number: int) -> int:
-    return await slow(await fetch(number))
+chew = paused >> slow
 
 
 async def main() -> None:

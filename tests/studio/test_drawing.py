@@ -244,20 +244,14 @@ def nested(depth: int) -> Drawing:
     return drawing
 
 
-@pytest.mark.parametrize("to_format", EVERY_FORMAT)
-@pytest.mark.parametrize("drawing", [line_of(10_000), fan_of(1_000), nested(3_000)], ids=["line", "fan", "nested"])
-def test_neither_length_nor_width_nor_depth_is_a_limit(drawing: Drawing, to_format: Callable[[Drawing], str]) -> None:
-    assert to_format(drawing)
-
-
 def test_large_graphs_are_whole_in_mermaid_and_dot_and_counted_in_the_others() -> None:
-    assert to_mermaid(line_of(10_000)).count(" --> ") == 9_999
-    assert to_dot(line_of(10_000)).count(" -> ") == 9_999
-    assert to_mermaid(nested(300)).count("subgraph") == to_dot(nested(300)).count("subgraph") == 300
+    for drawing, edges in ((line_of(10_000), 9_999), (fan_of(1_000), 2_000)):
+        assert to_mermaid(drawing).count(" --> ") == to_dot(drawing).count(" -> ") == edges
+    assert to_mermaid(nested(3_000)).count("subgraph") == to_dot(nested(3_000)).count("subgraph") == 3_000
     for to_format in (to_text, to_svg):
         assert "10,000 nodes, 9,999 edges, 10,000 levels, up to 1 wide" in to_format(line_of(10_000))
         assert "1,002 nodes, 2,000 edges, 3 levels, up to 1,000 wide" in to_format(fan_of(1_000))
-        assert "not shown (nodes: 2, bodies: 1)" in to_format(nested(10))
+        assert "not shown (nodes: 2, bodies: 1)" in to_format(nested(3_000))
 
 
 @pytest.mark.parametrize("to_format", EVERY_FORMAT)

@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,8 @@ from penstock import engine, telemetry, testing
 from penstock.studio.live import server
 from penstock.studio.live.protocol import Client
 from penstock.studio.live.watch import LiveSnapshot, Looker, NodeLook, ScopeLook, look_table
-from penstock.testing import wait_quiescent
-from tests.kit import Gate
-from tests.telemetry.virtual_time import CLOCKED, Clock
-
-
-@ps.node
-async def fetch(number: int) -> int:
-    await asyncio.sleep(0)
-    return number
+from tests.kit import paused
+from tests.telemetry.virtual_time import VirtualTime, telling, waits
 
 
 @ps.node(concurrency=2, capacity=3)
@@ -41,12 +35,8 @@ async def check(number: int) -> int:
     return number
 
 
-@ps.graph
-async def work(number: int) -> int:
-    return await check(await fetch(number))
-
-
-fetched = ps.graph(fetch)
+work = paused >> check
+fetched = ps.graph(paused)
 
 
 @pytest.fixture
@@ -60,6 +50,13 @@ def looking(path: Path) -> Iterator[Client]:
         yield client
 
 
+@pytest.fixture
+def client(path: Path) -> Iterator[Client]:
+    """A client of this process."""
+    with telemetry.expose(path), looking(path) as found:
+        yield found
+
+
 def node_of(look: LiveSnapshot, name: str) -> NodeLook:
     [found] = [node for node in look.nodes if node.node == name]
     return found
@@ -68,21 +65,20 @@ def node_of(look: LiveSnapshot, name: str) -> NodeLook:
 # --- Answers. Clients here block the event loop while they wait, so every answer comes although the loop is blocked ---
 
 
-async def test_a_look_tells_what_nodes_did_since_the_one_before(path: Path) -> None:
-    with telemetry.expose(path), looking(path) as client:
-        assert client.look().nodes == ()
-        async with engine.deploy(work) as service:
-            await asyncio.gather(*(service(number) for number in range(5)))
-            first = node_of(client.look(), "check")
-            with pytest.raises(ValueError, match="-1"):
-                await service(-1)
-            await service(1)
-            look = client.look()
+async def test_a_look_tells_what_nodes_did_since_the_one_before(client: Client) -> None:
+    assert client.look().nodes == ()
+    async with engine.deploy(work) as service:
+        await asyncio.gather(*(service(number) for number in range(5)))
+        first = node_of(client.look(), "check")
+        with pytest.raises(ValueError, match="-1"):
+            await service(-1)
+        await service(1)
+        look = client.look()
     second = node_of(look, "check")
-    assert (first.completed, first.failed, first.total_completed, first.total_failed) == (5, 0, 5, 0)
-    assert (second.completed, second.failed, second.total_completed, second.total_failed) == (1, 1, 6, 1)
-    assert (second.graph, second.runs_on, second.limit, second.inbox_capacity) == ("work", "loop", 2, 3)
-    assert node_of(look, "fetch").completed == 2
+    counts = [(one.completed, one.failed, one.total_completed, one.total_failed) for one in (first, second)]
+    assert counts == [(5, 0, 5, 0), (1, 1, 6, 1)]
+    assert (second.graph, second.runs_on, second.limit, second.inbox_capacity) == ("paused_to_check", "loop", 2, 3)
+    assert node_of(look, "paused").completed == 2
 
 
 async def test_the_first_look_has_no_interval_and_no_verdict(path: Path) -> None:
@@ -93,29 +89,10 @@ async def test_the_first_look_has_no_interval_and_no_verdict(path: Path) -> None
     assert (first.seconds, first.verdict) == (None, None)
     assert node_of(first, "check").total_completed == 1
     assert node_of(first, "check").completed == 0
-    assert second.seconds is not None
-    assert second.verdict is None  # nothing has left a node meanwhile
+    assert (second.seconds is None, second.verdict) == (False, None)  # nothing has left a node meanwhile
 
 
-async def test_a_look_tells_what_goes_on(path: Path) -> None:
-    gate = Gate()
-    held = gate.node(concurrency=2, capacity=3, name="held")
-
-    @ps.graph
-    async def waiting(number: int) -> Any:
-        return await held(await fetch(number))
-
-    with telemetry.expose(path), looking(path) as client:
-        async with engine.stream(waiting(number) for number in range(20)) as results:
-            reading = asyncio.create_task(anext(results))
-            await wait_quiescent()
-            found = node_of(client.look(), "held")
-            gate.open()
-            await reading
-    assert (found.in_flight, found.limit, found.inbox_depth, found.inbox_capacity) == (2, 2, 3, 3)
-
-
-async def test_what_a_loop_tells_of_itself_shows_over_all_of_its_scopes(path: Path) -> None:
+async def test_what_a_loop_tells_of_itself_shows_over_all_of_its_scopes(client: Client) -> None:
     @ps.node
     class Slots(ps.Actor[int, int]):
         async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
@@ -125,58 +102,26 @@ async def test_what_a_loop_tells_of_itself_shows_over_all_of_its_scopes(path: Pa
                 work.finish(work.value)
 
     graph = ps.graph(Slots())
-    with telemetry.expose(path), looking(path) as client:
-        async with engine.deploy(graph) as one, engine.deploy(graph) as other:
-            assert (await one(3), await other(4)) == (3, 4)
-            look = client.look()
+    async with engine.deploy(graph) as one, engine.deploy(graph) as other:
+        assert (await one(3), await other(4)) == (3, 4)
+        look = client.look()
     table = look_table(look)
     assert [column.title for column in table.columns[-2:]] == ["slots", "step (s)"]
     assert table.rows[0][-2:] == ("7", "0.500")
 
 
-async def test_places_that_scopes_share_count_once(path: Path) -> None:
-    with telemetry.expose(path), looking(path) as client:
-        async with engine.stream([work(1)]) as one, engine.stream([work(2)]) as other:
-            assert (await anext(one), await anext(other)) == (1, 2)
-            client.look()
-            found = node_of(client.look(), "check")
-    assert (found.limit, found.inbox_capacity, found.total_completed) == (2, 6, 2)
-
-
-async def test_scopes_that_are_opened_and_closed_between_two_looks_count(path: Path) -> None:
-    with telemetry.expose(path), looking(path) as client:
-        client.look()
-        for number in range(3):
-            async with engine.stream([work(number)]) as results:
-                assert [result async for result in results] == [number]
-        look = client.look()
-        after = client.look()
-    assert node_of(look, "check").completed == 3
-    assert node_of(look, "check").total_completed == 0
-    assert look.verdict is not None
-    assert after.nodes == ()
-
-
-async def test_runs_of_graphs_made_for_one_call_count_and_leave_nothing_behind(path: Path) -> None:
-    def made() -> ps.Graph[[int], int]:
-        @ps.graph
-        async def once(number: int) -> int:
-            return await fetch(number)
-
-        return once
-
-    with telemetry.expose(path), looking(path) as client:
-        client.look()
-        graphs = [made() for _ in range(3)]
-        for number in range(3):
-            await engine.run(graphs[number](number))
-        plans = [weakref.ref(graph._planned()) for graph in graphs]
-        del graphs
-        gc.collect()
-        assert node_of(client.look(), "fetch").completed == 3
-        client.look()
-        gc.collect()
-        assert [plan() for plan in plans] == [None] * 3
+async def test_runs_of_graphs_made_for_one_call_count_and_leave_nothing_behind(client: Client) -> None:
+    client.look()
+    graphs = [paused >> check for _ in range(3)]
+    for number in range(3):
+        await engine.run(graphs[number](number))
+    plans = [weakref.ref(graph._planned()) for graph in graphs]
+    del graphs
+    gc.collect()
+    assert node_of(client.look(), "paused").completed == 3
+    client.look()
+    gc.collect()
+    assert [plan() for plan in plans] == [None] * 3
 
 
 async def test_clients_do_not_disturb_each_other(path: Path) -> None:
@@ -205,7 +150,7 @@ async def test_engines_in_other_threads_are_seen(path: Path) -> None:
     try:
         with telemetry.expose(path), looking(path) as client:
             is_open.wait()
-            assert node_of(client.look(), "fetch").total_completed == 1
+            assert node_of(client.look(), "paused").total_completed == 1
     finally:
         may_end.set()
         thread.join()
@@ -224,25 +169,13 @@ async def test_handlers_are_timed_only_while_somebody_looks(path: Path) -> None:
                 await asyncio.sleep(0)  # the loop itself starts timing, so a blocked loop cannot be timed
                 assert is_timed()
                 await service(1)
-                assert (node_of(client.look(), "fetch").busy_share or 0) > 0
+                assert (node_of(client.look(), "paused").busy_share or 0) > 0
             while is_timed():  # until the server has seen that the client has left, and has told the loop
                 await asyncio.sleep(0)
 
 
-def test_the_node_that_limits_is_that_of_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    for module in (*CLOCKED, "telemetry.profiling.monitor"):
-        monkeypatch.setattr(f"penstock.{module}.perf_counter", clock)
-    monkeypatch.setattr("penstock.telemetry.profiling.watching.thread_seconds", lambda _thread: 0.0)
-
-    @ps.node(concurrency=2)
-    async def slow(number: int) -> int:
-        await asyncio.sleep(0.1)
-        return number
-
-    @ps.graph
-    async def limited(number: int) -> int:
-        return await slow(await fetch(number))
+def test_the_node_that_limits_is_that_of_a_profile() -> None:
+    limited = waits("fetch", 0) >> waits("slow", 0.1, concurrency=2)
 
     async def look_twice() -> LiveSnapshot:
         with contextlib.closing(telemetry.Monitor()) as monitor:
@@ -253,11 +186,11 @@ def test_the_node_that_limits_is_that_of_a_profile(monkeypatch: pytest.MonkeyPat
                     await anext(results)
                 return Looker().look(monitor.snapshot())
 
-    look = testing.run_virtual(look_twice)
+    with telling(now := VirtualTime()):
+        look = now.run(look_twice)
     assert look.verdict is not None
-    assert (look.verdict.graph, look.verdict.node) == ("limited", "slow")
+    assert (look.verdict.graph, look.verdict.node) == ("fetch_to_slow", "slow")
     assert "its 2 places (concurrency=) are busy for 100% of the time" in look.verdict.reason
-    assert node_of(look, "slow").busy_share == pytest.approx(1.0, abs=0.01)
     assert look.seconds == pytest.approx(1.0)
     shown = look_table(look).rows[1]
     assert shown[:6] == ("slow", "◀ limits", "20.0", "2/2", "16/16", "100%")
@@ -335,6 +268,12 @@ class Raw:
                 self._socket.send(content)
 
 
+@pytest.fixture
+def raw(path: Path) -> Iterator[Raw]:
+    with telemetry.expose(path), Raw(path) as found:
+        yield found
+
+
 ASK = b'{"version": 1, "request": "look"}\n'
 
 
@@ -351,25 +290,22 @@ ASK = b'{"version": 1, "request": "look"}\n'
         (b'{"version": 1, "request": "stop"}\n', 'there is no request \'stop\'; there are "look", "drawing" and'),
     ],
 )
-def test_a_malformed_request_is_answered_and_the_next_one_too(path: Path, request_line: bytes, message: str) -> None:
-    with telemetry.expose(path), Raw(path) as client:
-        client.send(request_line + ASK)
-        assert message in client.answer()["error"]
-        assert client.answer()["look"]["process"] == os.getpid()
+def test_a_malformed_request_is_answered_and_the_next_one_too(raw: Raw, request_line: bytes, message: str) -> None:
+    raw.send(request_line + ASK)
+    assert message in raw.answer()["error"]
+    assert raw.answer()["look"]["process"] == os.getpid()
 
 
-def test_a_request_without_an_end_is_refused(path: Path) -> None:
-    with telemetry.expose(path), Raw(path) as client:
-        client.send(b"x" * (server.MAX_REQUEST_BYTES + 1))
-        assert client.answer()["error"] == "a request is a line of at most 4096 bytes"
-        assert client.has_ended()
+def test_a_request_without_an_end_is_refused(raw: Raw) -> None:
+    raw.send(b"x" * (server.MAX_REQUEST_BYTES + 1))
+    assert raw.answer()["error"] == "a request is a line of at most 4096 bytes"
+    assert raw.has_ended()
 
 
-def test_a_request_may_come_in_pieces(path: Path) -> None:
-    with telemetry.expose(path), Raw(path) as client:
-        for byte in ASK:
-            client.send(bytes([byte]))
-        assert "look" in client.answer()
+def test_a_request_may_come_in_pieces(raw: Raw) -> None:
+    for byte in ASK:
+        raw.send(bytes([byte]))
+    assert "look" in raw.answer()
 
 
 def test_a_client_that_does_not_read_holds_nobody_up(path: Path) -> None:
@@ -406,17 +342,16 @@ def test_without_a_descriptor_for_one_more_client_it_tries_again(path: Path, mon
         assert client.look().process == os.getpid()
 
 
-def test_a_look_that_fails_is_answered(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_fails_is_answered(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_monitor: telemetry.Monitor, _matching: str) -> telemetry.Snapshot:
         raise ZeroDivisionError
 
-    with telemetry.expose(path), Raw(path) as client:
-        with monkeypatch.context() as patch:
-            patch.setattr(telemetry.Monitor, "snapshot", fail)
-            client.send(ASK)
-            assert client.answer()["error"] == "it could not be looked at: ZeroDivisionError()"
-        client.send(ASK)
-        assert "look" in client.answer()
+    with monkeypatch.context() as patch:
+        patch.setattr(telemetry.Monitor, "snapshot", fail)
+        raw.send(ASK)
+        assert raw.answer()["error"] == "it could not be looked at: ZeroDivisionError()"
+    raw.send(ASK)
+    assert "look" in raw.answer()
 
 
 def test_a_client_is_told_when_the_block_ends(path: Path) -> None:
@@ -473,14 +408,15 @@ FORKING = """
 import asyncio, os, sys
 from pathlib import Path
 
+import penstock as ps
 from penstock import engine, telemetry
 from penstock.studio.live.protocol import Client
 from penstock.telemetry.profiling import collectors
-from tests.studio.test_expose import fetched
+from tests.kit import paused
 
 
 async def main():
-    await engine.run(fetched(1))
+    await engine.run(ps.graph(paused)(1))
 
 
 path = Path(sys.argv[1])
@@ -544,24 +480,20 @@ def test_a_socket_whose_listener_has_no_time_is_left_alone(path: Path) -> None:
 def test_of_many_that_find_a_dead_socket_one_gets_the_path(path: Path) -> None:
     leave_stale(path)
     start, done = threading.Barrier(8), threading.Barrier(8)
-    won: list[Exception | None] = []
 
-    def compete() -> None:
+    def gets_the_path(_: int) -> bool:
         start.wait()
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(telemetry.expose(path))
-                won.append(None)
-            except FileExistsError as error:
-                won.append(error)
-            done.wait()
+            except FileExistsError:
+                return False
+            finally:
+                done.wait()
+            return True
 
-    threads = [threading.Thread(target=compete) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert won.count(None) == 1
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(gets_the_path, range(8))) == 1
     assert not path.exists()
 
 

@@ -8,7 +8,7 @@ import re
 import resource
 import threading
 import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 import penstock as ps
 from penstock import data, engine, extension, telemetry
 from penstock.testing import wait_quiescent
-from tests.kit import Gate
+from tests.kit import Gate, added, numbers, paused
 
 from .test_expose import ASK, Raw
 
@@ -28,25 +28,21 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def exposed(path: Path) -> Generator[Raw, None, None]:
+def exposed(path: Path) -> Iterator[Raw]:
     with telemetry.expose(path), Raw(path) as asking:
         yield asking
 
 
-@ps.node
-async def fetch(number: int) -> int:
-    await asyncio.sleep(0)
-    return number
+@pytest.fixture
+def asking(path: Path) -> Iterator[Raw]:
+    """A client of this process."""
+    with exposed(path) as found:
+        yield found
 
 
 @ps.node
 def double(number: int) -> int:
     return 2 * number
-
-
-@ps.node
-def more(number: int) -> int:
-    return number + 1
 
 
 @ps.node
@@ -58,9 +54,9 @@ def is_small(number: int) -> bool:
 async def shape(numbers: list[int]) -> list[int]:
     async def body(number: int) -> int:
         async def other(value: int) -> int:
-            return double(more(value))
+            return double(added(value))
 
-        return await ps.cond(is_small(number), fetch, other, number)
+        return await ps.cond(is_small(number), paused, other, number)
 
     return await ps.map_each(body, numbers)
 
@@ -75,15 +71,14 @@ def boxes_of(drawing: dict[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-async def test_each_node_has_its_box_in_the_drawing(path: Path) -> None:
-    with exposed(path) as asking:
-        async with engine.deploy(shape, max_in_flight=5) as service:
-            assert await service([1, 4]) == [1, 10]
-            look = asking.look()
-            [scope] = look["scopes"]
-            [digest] = scope["drawings"]
-            drawing = asking.ask("drawing", digest=digest)
-            assert asking.ask("drawing", digest="none") is None
+async def test_each_node_has_its_box_in_the_drawing(asking: Raw) -> None:
+    async with engine.deploy(shape, max_in_flight=5) as service:
+        assert await service([1, 4]) == [1, 10]
+        look = asking.look()
+        [scope] = look["scopes"]
+        [digest] = scope["drawings"]
+        drawing = asking.ask("drawing", digest=digest)
+        assert asking.ask("drawing", digest="none") is None
     assert (scope["graph"], scope["kind"], scope["max_admitted"]) == ("shape", "deployment", 5)
     assert 0 <= look["when"] - scope["opened"] < 60
     assert drawing["title"] == "shape"
@@ -91,19 +86,18 @@ async def test_each_node_has_its_box_in_the_drawing(path: Path) -> None:
         (digest, box): name for box, name in boxes_of(drawing).items()
     }
     assert {node["node"]: node["total_completed"] for node in look["nodes"]} == {
-        "is_small": 2, "fetch": 1, "more": 1, "double": 1,
+        "is_small": 2, "paused": 1, "added": 1, "double": 1,
     }  # fmt: skip
 
 
-async def test_scopes_of_one_graph_share_a_drawing_and_a_client_may_choose_one(path: Path) -> None:
-    graph = ps.graph(fetch)
-    with exposed(path) as asking:
-        async with engine.deploy(graph) as one, engine.deploy(graph) as other:
-            assert [await one(1), await other(2), await other(3)] == [1, 2, 3]
-            await engine.run(graph(4))
-            look = asking.look()
-            scopes = {scope["id"]: scope for scope in look["scopes"]}
-            told = {name: asking.look(scope=name)["nodes"][0] for name in scopes}
+async def test_scopes_of_one_graph_share_a_drawing_and_a_client_may_choose_one(asking: Raw) -> None:
+    graph = ps.graph(paused)
+    async with engine.deploy(graph) as one, engine.deploy(graph) as other:
+        assert [await one(1), await other(2), await other(3)] == [1, 2, 3]
+        await engine.run(graph(4))
+        look = asking.look()
+        scopes = {scope["id"]: scope for scope in look["scopes"]}
+        told = {name: asking.look(scope=name)["nodes"][0] for name in scopes}
     assert len(scopes) == 3
     assert len({digest for scope in scopes.values() for digest in scope["drawings"]}) == 1
     assert look["nodes"][0]["total_completed"] == 4
@@ -112,16 +106,15 @@ async def test_scopes_of_one_graph_share_a_drawing_and_a_client_may_choose_one(p
     assert sorted(kinds) == [("deployment", 1), ("deployment", 2), ("runs", 1)]
 
 
-async def test_a_look_at_one_scope_tells_what_moved_in_it_and_in_no_other(path: Path) -> None:
-    chosen, elsewhere = ps.graph(fetch), ps.graph(more)
-    with exposed(path) as asking:
-        async with engine.deploy(chosen) as one, engine.deploy(chosen) as other, engine.deploy(elsewhere) as third:
-            await one(1)
-            [scope] = [scope["id"] for scope in asking.look()["scopes"] if scope["graph"] == "fetch"][:1]
-            before = asking.look(scope=scope)["nodes"]
-            await asyncio.gather(one(1), other(1), other(2), third(1))
-            after = asking.look(scope=scope)["nodes"]
-    assert [node["node"] for node in before] == [node["node"] for node in after] == ["fetch"]
+async def test_a_look_at_one_scope_tells_what_moved_in_it_and_in_no_other(asking: Raw) -> None:
+    chosen, elsewhere = ps.graph(paused), ps.graph(added)
+    async with engine.deploy(chosen) as one, engine.deploy(chosen) as other, engine.deploy(elsewhere) as third:
+        await one(1)
+        [scope] = [scope["id"] for scope in asking.look()["scopes"] if scope["graph"] == "paused"][:1]
+        before = asking.look(scope=scope)["nodes"]
+        await asyncio.gather(one(1), other(1), other(2), third(1))
+        after = asking.look(scope=scope)["nodes"]
+    assert [node["node"] for node in before] == [node["node"] for node in after] == ["paused"]
     assert after[0]["completed"] == after[0]["total_completed"] - before[0]["total_completed"]
 
 
@@ -144,39 +137,37 @@ async def doubles(numbers: AsyncIterator[data.Record[None]]) -> AsyncIterator[in
 @ps.graph
 async def long(number: int) -> int:
     for _ in range(70):
-        number = await fetch(number)
+        number = await paused(number)
     return number
 
 
-async def test_each_step_of_a_large_graph_is_timed_once_it_has_items(path: Path) -> None:
-    with exposed(path) as asking:
-        async with engine.deploy(long) as service, engine.deploy(long):
-            asking.look()
-            while not all(node.get("timed") for node in asking.look()["nodes"]):
-                await service(1)
-            nodes = asking.look()["nodes"]
+async def test_each_step_of_a_large_graph_is_timed_once_it_has_items(asking: Raw) -> None:
+    async with engine.deploy(long) as service, engine.deploy(long):
+        asking.look()
+        while not all(node.get("timed") for node in asking.look()["nodes"]):
+            await service(1)
+        nodes = asking.look()["nodes"]
     assert len(nodes) == 70
     assert all(node["p50"] > 0 for node in nodes)
 
 
-async def test_a_stream_tells_its_progress_and_its_snapshots(path: Path, tmp_path: Path) -> None:
-    graph = ps.graph(fetch)
+async def test_a_stream_tells_its_progress_and_its_snapshots(asking: Raw, tmp_path: Path) -> None:
+    graph = ps.graph(paused)
     doubled = ps.graph(doubles)
     checkpoint = ps.Checkpoint(tmp_path / "snapshots", every_values=2)
-    with exposed(path) as asking:
-        async with engine.stream([graph(number) for number in range(8)]) as results:
-            for _ in range(6):
-                await anext(results)
-            [half] = asking.look()["scopes"]
-        async with engine.stream(doubled(data.order(range(100))), checkpoint=checkpoint) as values:
-            for _ in range(5):
-                await anext(values)
-            await values.checkpoint()
-            [saved] = asking.look()["scopes"]
-        async with engine.stream(doubled(data.order(range(100))), checkpoint=checkpoint) as values:
-            for _ in range(5):
-                await anext(values)
-            look = asking.look()
+    async with engine.stream([graph(number) for number in range(8)]) as results:
+        for _ in range(6):
+            await anext(results)
+        [half] = asking.look()["scopes"]
+    async with engine.stream(doubled(data.order(range(100))), checkpoint=checkpoint) as values:
+        for _ in range(5):
+            await anext(values)
+        await values.checkpoint()
+        [saved] = asking.look()["scopes"]
+    async with engine.stream(doubled(data.order(range(100))), checkpoint=checkpoint) as values:
+        for _ in range(5):
+            await anext(values)
+        look = asking.look()
     assert half["total"] == 8
     assert 6 <= half["done"] <= 8
     assert (half["done"] == 8) == (half["left"] == 0)
@@ -189,39 +180,38 @@ async def test_a_stream_tells_its_progress_and_its_snapshots(path: Path, tmp_pat
     assert 0 <= saved["cut_age"] < 60
 
 
-async def test_durable_loops_tell_what_they_have_stored(path: Path, tmp_path: Path) -> None:
+async def test_durable_loops_tell_what_they_have_stored(asking: Raw, tmp_path: Path) -> None:
     @ps.graph
     async def halved(number: int) -> int:
         durable = ps.Durable(tmp_path / "loops.db")
         return await ps.while_loop(is_above, half, number, max_iterations=9, durable=durable)
 
-    with exposed(path) as asking:
-        assert await engine.run(halved(10), durable_key="ten") == 0
-        [scope] = asking.look()["scopes"]
+    assert await engine.run(halved(10), durable_key="ten") == 0
+    [scope] = asking.look()["scopes"]
     assert (scope["kind"], scope["cuts"], scope["cut_asked"]) == ("durable loop", 4, "every iteration")
     assert scope["cut_bytes"] > 0
     assert scope["cut_reached"] > 0
     assert 0 <= scope["cut_age"] < 60
 
 
-async def test_items_count_once_where_idle_scopes_share_the_limit(path: Path) -> None:
+async def test_items_count_once_where_idle_scopes_share_the_limit(asking: Raw) -> None:
     gate = Gate()
     graph = gate.graph(concurrency=2)
-    with exposed(path) as asking:
-        async with engine.deploy(graph) as idle, engine.deploy(graph) as busy, engine.deploy(graph):
-            calls = [asyncio.ensure_future(busy(number)) for number in range(2)]
-            await wait_quiescent()
-            [first] = asking.look()["nodes"]
-            gate.open()
-            await asyncio.gather(*calls)
-            await idle(1)
-            [second] = asking.look()["nodes"]
+    async with engine.deploy(graph) as idle, engine.deploy(graph) as busy, engine.deploy(graph):
+        calls = [asyncio.ensure_future(busy(number)) for number in range(2)]
+        await wait_quiescent()
+        [first] = asking.look()["nodes"]
+        gate.open()
+        await asyncio.gather(*calls)
+        await idle(1)
+        [second] = asking.look()["nodes"]
     assert (first["in_flight"], first["limit"]) == (2, 2)
     assert (second["in_flight"], second["total_completed"]) == (0, 3)
+    assert second["inbox_capacity"] == 48
 
 
 @pytest.mark.parametrize(("others", "room"), [("none", 100), ("before", 100), ("after", 100), ("none", 2)])
-async def test_items_count_once_where_active_scopes_share_the_limit(path: Path, others: str, room: int) -> None:
+async def test_items_count_once_where_active_scopes_share_the_limit(asking: Raw, others: str, room: int) -> None:
     gate = Gate()
 
     @ps.node(concurrency=4)
@@ -231,42 +221,40 @@ async def test_items_count_once_where_active_scopes_share_the_limit(path: Path, 
         return number
 
     graph = ps.graph(held)
-    with exposed(path) as asking:
-        async with (
-            engine.deploy(graph, max_in_flight=room) as first,
-            engine.deploy(graph, max_in_flight=room) as second,
-        ):
-            busy, quick = (second, first) if others == "before" else (first, second)
-            calls = [asyncio.ensure_future(service(1)) for service in (busy, second if others == "none" else busy)]
-            await gate.has(2)
-            asking.look()
-            for _ in range(3):  # other programs may hold up a look between its two scopes
-                for _ in range(50):  # the looks at the loop need turns of the loop
-                    await asyncio.sleep(0.01)
-                    if others != "none":
-                        await quick(0)
-                [node] = asking.look()["nodes"]
-                if 0.4 < node["busy_share"] < 0.6:
-                    break
-            gate.open()
-            await asyncio.gather(*calls)
+    async with (
+        engine.deploy(graph, max_in_flight=room) as first,
+        engine.deploy(graph, max_in_flight=room) as second,
+    ):
+        busy, quick = (second, first) if others == "before" else (first, second)
+        calls = [asyncio.ensure_future(service(1)) for service in (busy, second if others == "none" else busy)]
+        await gate.has(2)
+        asking.look()
+        for _ in range(3):  # other programs may hold up a look between its two scopes
+            for _ in range(50):  # the looks at the loop need turns of the loop
+                await asyncio.sleep(0.01)
+                if others != "none":
+                    await quick(0)
+            [node] = asking.look()["nodes"]
+            if 0.4 < node["busy_share"] < 0.6:
+                break
+        gate.open()
+        await asyncio.gather(*calls)
     assert (node["in_flight"], node["limit"]) == (2, 4)
     assert 0.4 < node["busy_share"] < 0.6
 
 
-async def test_places_of_a_deployment_count_from_its_first_look(path: Path) -> None:
+async def test_places_of_a_deployment_count_from_its_first_look(asking: Raw) -> None:
     gate = Gate()
-    with exposed(path) as asking:
-        async with engine.deploy(gate.graph(), max_in_flight=4) as service:
-            asking.look()
-            for _ in range(50):
-                await asyncio.sleep(0.01)
-            calls = [asyncio.ensure_future(service(number)) for number in range(4)]
-            for _ in range(10):
-                await asyncio.sleep(0.01)
-            said = asking.look()["evidence"]
-            gate.open()
-            await asyncio.gather(*calls)
+    async with engine.deploy(gate.graph(), max_in_flight=4) as service:
+        asking.look()
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+        calls = [asyncio.ensure_future(service(number)) for number in range(4)]
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+        said = asking.look()["evidence"]
+        gate.open()
+        await asyncio.gather(*calls)
     [share] = [int(one.split()[-3].rstrip("%")) for one in said if one.startswith("of 4 places of a deployment")]
     assert 0 < share < 50
 
@@ -278,21 +266,20 @@ def of_graph(call: object) -> str:
     return "tenant 7"
 
 
-async def test_items_tell_where_they_are_and_since_when(path: Path) -> None:
+async def test_items_tell_where_they_are_and_since_when(asking: Raw) -> None:
     gate = Gate()
     graph = gate.graph(concurrency=2, name="slow")
-    with exposed(path) as asking:
-        async with engine.deploy(graph, key=of_graph, timeout_seconds=600) as service:
-            calls = [asyncio.ensure_future(service(number)) for number in range(3)]
-            await gate.has(2)
-            first = asking.look()
-            calls.append(asyncio.ensure_future(service(3)))
-            await wait_quiescent()
-            second = asking.look(show_keys=True)
-            found = asking.look(matching="nothing like it")
-            gate.open()
-            await asyncio.gather(*calls)
-            assert asking.look()["items"] == []
+    async with engine.deploy(graph, key=of_graph, timeout_seconds=600) as service:
+        calls = [asyncio.ensure_future(service(number)) for number in range(3)]
+        await gate.has(2)
+        first = asking.look()
+        calls.append(asyncio.ensure_future(service(3)))
+        await wait_quiescent()
+        second = asking.look(show_keys=True)
+        found = asking.look(matching="nothing like it")
+        gate.open()
+        await asyncio.gather(*calls)
+        assert asking.look()["items"] == []
     items = {item["item"]: item for item in second["items"]}
     assert (second["in_flight"], found["in_flight"], found["items"]) == (4, 0, [])
     assert [item["item"] for item in second["items"]] == [0, 1, 2, 3]
@@ -301,6 +288,7 @@ async def test_items_tell_where_they_are_and_since_when(path: Path) -> None:
     assert items[0]["age"] == items[2]["age"] > items[3].get("age", 0) == 0
     assert all(0 < item["deadline"] <= 600 for item in items.values())
     [node] = second["nodes"]
+    assert (node["in_flight"], node["limit"], node["inbox_depth"], node["inbox_capacity"]) == (2, 2, 2, 16)
     assert {(item["scope"], item["drawing"], item["step"]) for item in items.values()} == {
         (second["scopes"][0]["id"], node["drawing"], node["step"])
     }
@@ -309,7 +297,7 @@ async def test_items_tell_where_they_are_and_since_when(path: Path) -> None:
     assert re.fullmatch("[0-9a-f]{8}", hidden)
 
 
-async def test_an_item_is_in_the_step_of_a_body_and_in_its_attempt(path: Path) -> None:
+async def test_an_item_is_in_the_step_of_a_body_and_in_its_attempt(asking: Raw) -> None:
     gate = Gate()
 
     @ps.node(retry=ps.Retry(3, backoff_seconds=0))
@@ -322,21 +310,19 @@ async def test_an_item_is_in_the_step_of_a_body_and_in_its_attempt(path: Path) -
     async def many(numbers: list[int]) -> list[int]:
         return await ps.map_each(often, numbers, concurrency=2)
 
-    with exposed(path) as asking:
-        async with engine.deploy(many) as service:
-            call = asyncio.ensure_future(service([1, 2, 3]))
-            await gate.has(2)
-            look = asking.look()
-            gate.open()
-            assert await call == [1, 2, 3]
+    async with engine.deploy(many) as service:
+        call = asyncio.ensure_future(service([1, 2, 3]))
+        await gate.has(2)
+        look = asking.look()
+        gate.open()
+        assert await call == [1, 2, 3]
     [item], [node] = look["items"], look["nodes"]
     assert (item["graph"], item["node"], item["state"], item["attempt"]) == ("many", "often", "working", 3)
     assert (item["drawing"], item["step"]) == (node["drawing"], node["step"])
-    assert node["limit"] == 2
-    assert node["retried"] == 4
+    assert (node["limit"], node["retried"]) == (2, 4)
 
 
-async def test_a_loop_that_does_not_answer_is_said_so_with_the_stack_of_its_thread(path: Path) -> None:
+async def test_a_loop_that_does_not_answer_is_said_so_with_the_stack_of_its_thread(asking: Raw) -> None:
     let_go = threading.Event()
 
     @ps.node
@@ -351,14 +337,13 @@ async def test_a_loop_that_does_not_answer_is_said_so_with_the_stack_of_its_thre
             looks[:] = [asking.look()]
         let_go.set()
 
-    with exposed(path) as asking:
-        async with engine.deploy(ps.graph(hold)) as service:
-            asking.look()
-            looking = threading.Thread(target=look_until_told)
-            looking.start()
-            assert await service(1) == 1
-            await asyncio.to_thread(looking.join)
-            assert asking.look()["stuck"] == []
+    async with engine.deploy(ps.graph(hold)) as service:
+        asking.look()
+        looking = threading.Thread(target=look_until_told)
+        looking.start()
+        assert await service(1) == 1
+        await asyncio.to_thread(looking.join)
+        assert asking.look()["stuck"] == []
     [stuck] = looks[-1]["stuck"]
     assert stuck["thread"] == threading.current_thread().name
     assert stuck["seconds"] >= 1
@@ -368,39 +353,32 @@ async def test_a_loop_that_does_not_answer_is_said_so_with_the_stack_of_its_thre
 # --- Limits ---
 
 
-@ps.node
-async def counted(count: int) -> AsyncIterator[int]:
-    for number in range(count):
-        yield number
-
-
-async def test_a_map_each_over_a_stream_has_its_places_and_a_stream_its_buffer(path: Path) -> None:
+async def test_a_map_each_over_a_stream_has_its_places_and_a_stream_its_buffer(asking: Raw) -> None:
     gate = Gate()
     step = gate.node(name="step")
 
     @ps.graph
     async def mapped(count: int) -> AsyncIterator[int]:
-        return ps.map_each(step, counted(count), concurrency=2)
+        return ps.map_each(step, numbers(count), concurrency=2)
 
-    with exposed(path) as asking:
-        async with engine.deploy(mapped) as service, service.stream(mapped(100)) as results:
-            reading = asyncio.ensure_future(anext(results))
-            await gate.has(2)
-            asking.look()
-            await asyncio.sleep(0.05)  # the time that is told of
-            look = asking.look()
-            gate.open()
-            assert await reading == 0
+    async with engine.deploy(mapped) as service, service.stream(mapped(100)) as results:
+        reading = asyncio.ensure_future(anext(results))
+        await gate.has(2)
+        asking.look()
+        await asyncio.sleep(0.05)  # the time that is told of
+        look = asking.look()
+        gate.open()
+        assert await reading == 0
     nodes = {node["node"]: node for node in look["nodes"]}
     assert (nodes["step"]["in_flight"], nodes["step"]["limit"]) == (2, 2)
     assert nodes["step"]["busy_share"] == pytest.approx(1.0, abs=0.1)
     assert (look["verdict"]["node"], look["verdict"]["limit"]) == ("step", "places")
-    stream = nodes["counted"]
+    stream = nodes["numbers"]
     assert stream["buffer_capacity"] == 16
     assert stream["buffer_depth"] == stream["values"] - 2 > 0
 
 
-async def test_a_limit_that_steps_share_is_shown_as_shared_and_each_step_has_its_own_items(path: Path) -> None:
+async def test_a_limit_that_steps_share_is_shown_as_shared_and_each_step_has_its_own_items(asking: Raw) -> None:
     gate = Gate()
     both = gate.node(concurrency=3, name="both")
 
@@ -408,16 +386,15 @@ async def test_a_limit_that_steps_share_is_shown_as_shared_and_each_step_has_its
     async def twice(number: int) -> Any:
         return await both(await both(number))
 
-    with exposed(path) as asking:
-        async with engine.deploy(twice) as service:
-            calls = [asyncio.ensure_future(service(number)) for number in range(2)]
-            await gate.has(2)
-            first, second = asking.look()["nodes"]
-            gate.open()
-            await asyncio.gather(*calls)
-    assert (first["in_flight"], second["in_flight"]) == (2, 0)
-    assert first["limit"] == second["limit"] == 3
-    assert first["shared"] == second["shared"] == "concurrency=3, shared by both of twice, both#2 of twice"
+    async with engine.deploy(twice) as service:
+        calls = [asyncio.ensure_future(service(number)) for number in range(2)]
+        await gate.has(2)
+        first, second = asking.look()["nodes"]
+        gate.open()
+        await asyncio.gather(*calls)
+    shared = "concurrency=3, shared by both of twice, both#2 of twice"
+    told = [(step["in_flight"], step["limit"], step["shared"]) for step in (first, second)]
+    assert told == [(2, 3, shared), (0, 3, shared)]
 
 
 # --- Failures ---

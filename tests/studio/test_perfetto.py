@@ -1,6 +1,5 @@
 """A timeline as a trace: its events, and that they follow the format."""
 
-import asyncio
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,30 +14,18 @@ from penstock.studio.perfetto import trace, tracks
 from penstock.telemetry import DeviceSlice
 from penstock.telemetry.profiling import timeline as timelines
 from penstock.telemetry.profiling.timeline import TimelineRecorder
+from tests.kit import paused, plain
+from tests.telemetry.virtual_time import waits
 
 from .trace_format import Trace
 
-
-@ps.node(name='fetch "all" </script>')
-async def fetch(number: int) -> int:
-    await asyncio.sleep(0)
-    return number
-
-
-@ps.node(concurrency=3)
-async def decode(number: int) -> int:
-    await asyncio.sleep(0.001)
-    return number
-
-
-@ps.node
-def count(number: int) -> int:
-    return number
+NASTY = 'fetch "all" </script>'
+fetch, decode = paused.with_policy(name=NASTY), waits("decode", 0.001, concurrency=3)
 
 
 @ps.graph
 async def measure(number: int) -> int:
-    return count(await decode(await fetch(number)))
+    return plain(await decode(await fetch(number)))
 
 
 def read(path: Path) -> Trace:
@@ -57,12 +44,11 @@ async def test_nodes_are_tracks_items_are_flows_and_inboxes_are_counters(tmp_pat
         assert process == "measure"
         for one in slices:
             by_node.setdefault(one["name"], []).append(one)
-    assert set(by_node) == {'fetch "all" </script>', "decode", "count"}
+    assert set(by_node) == {NASTY, "decode", "plain"}
     assert {one["args"]["item"] for one in by_node["decode"]} == set(range(20))
-    names = {thread for _, thread in found.slices}
-    assert {"decode", "decode (2)", "decode (3)"} <= names
-    assert "decode (4)" not in names
-    assert list(found.flows.values()) == [['fetch "all" </script>', "decode", "count"]] * 20
+    tracks_of_decode = {thread for _, thread in found.slices if thread.startswith("decode")}
+    assert tracks_of_decode == {"decode", "decode (2)", "decode (3)"}
+    assert list(found.flows.values()) == [[NASTY, "decode", "plain"]] * 20
     assert any(max(values) > 1 for (_, name), values in found.counters.items() if name == "inbox of decode")
     assert found.facts["verdict"] == str(profile.verdict)
     assert found.facts["dropped_slices"] == 0

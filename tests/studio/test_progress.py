@@ -4,7 +4,6 @@ import asyncio
 import io
 import os
 import re
-import subprocess
 import sys
 import termios
 import threading
@@ -18,7 +17,6 @@ import penstock as ps
 from penstock import engine
 from penstock.engine.call_stream import length_of
 from penstock.studio.progress import words
-from tests.devices.processes import ROOT
 
 
 @ps.graph
@@ -60,6 +58,14 @@ class Screen:
         except BlockingIOError:
             pass
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", found.decode())
+
+    async def until(self, pattern: str) -> str:
+        """Wait until the written text has a pattern; return the text."""
+        found = ""
+        while not re.search(pattern, found):
+            await asyncio.sleep(0)
+            found += self.shown()
+        return found
 
     def last(self) -> str:
         """Return the last line."""
@@ -125,12 +131,9 @@ async def test_the_numbers_move_while_it_runs(screen: Screen) -> None:
             await gate.wait()
         return number
 
-    printed = ""
     async with engine.stream([waiting(number) for number in range(4)], progress=True) as results:
         assert [await anext(results), await anext(results)] == [0, 1]
-        while not re.search(r"waiting [━╸╺]+ 2/4 +[\d.,]+/s +1 s left|2/4 +[\d.,]+/s +\d+ s left", printed):
-            await asyncio.sleep(0)
-            printed += screen.shown()
+        await screen.until(r"waiting [━╸╺]+ 2/4 +[\d.,]+/s +1 s left|2/4 +[\d.,]+/s +\d+ s left")
         gate.set()
         assert [number async for number in results] == [2, 3]
     assert "4/4" in screen.last()
@@ -166,12 +169,10 @@ async def filtered(numbers: AsyncIterator[int]) -> AsyncIterator[int]:
 
 async def test_values_of_a_source_with_a_length_have_a_total_and_the_time_left(screen: Screen) -> None:
     screen.attach()
-    gate, printed = asyncio.Event(), ""
+    gate = asyncio.Event()
     async with engine.stream(filtered(Numbers(6, gate)), progress=True) as stream:
         assert [await anext(stream), await anext(stream)] == [1, 3]
-        while not re.search(r"filtered [━╸╺]+ 4/6 +[\d.,]+/s +\d+ s left", printed):
-            await asyncio.sleep(0)
-            printed += screen.shown()
+        await screen.until(r"filtered [━╸╺]+ 4/6 +[\d.,]+/s +\d+ s left")
         gate.set()
         assert [value async for value in stream] == [5]
     assert re.fullmatch(r"filtered ━+ 6/6  [\d,.]+/s", screen.last())
@@ -280,10 +281,7 @@ async def test_what_the_program_prints_stays_where_it_belongs(screen: Screen, mo
     output = io.StringIO()
     monkeypatch.setattr(sys, "stdout", output)
     async with engine.stream([checked(1)], progress=True) as results:
-        shown = ""
-        while not shown:  # until the display has begun
-            await asyncio.sleep(0)
-            shown = screen.shown()
+        shown = await screen.until(".")  # until the display has begun
         async for number in results:
             print("found", number)
     assert output.getvalue() == "found 1\n"
@@ -292,35 +290,27 @@ async def test_what_the_program_prints_stays_where_it_belongs(screen: Screen, mo
     assert sys.stderr is screen.file
 
 
-async def test_elsewhere_than_on_a_terminal_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.delitem(sys.modules, "penstock.studio.progress", raising=False)
+
+
+@pytest.mark.usefixtures("without_rich")
+async def test_elsewhere_than_on_a_terminal_it_is_silent_and_needs_no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     output = io.StringIO()
     monkeypatch.setattr(sys, "stderr", output)
-    monkeypatch.setitem(sys.modules, "rich", None)
     assert await numbers([checked(1), checked(2)]) == [1, 2]
     assert output.getvalue() == ""
     monkeypatch.setattr(sys, "stderr", None)
     assert await numbers([checked(1)]) == [1]
 
 
-def test_rich_is_not_loaded_where_nothing_is_shown() -> None:
-    program = (
-        "import asyncio, sys\nimport penstock as ps\nfrom penstock import engine\n"
-        "@ps.node\nasync def one() -> int: return 1\n"
-        "@ps.graph\nasync def graph() -> int: return await one()\n"
-        "async def main() -> None:\n"
-        "    async for _ in engine.stream([graph()], progress=True): pass\n"
-        "asyncio.run(main())\nprint('rich.progress' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.splitlines()[-1] == "False"
-
-
-async def test_on_a_terminal_without_rich_it_names_the_extra(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("without_rich")
+async def test_on_a_terminal_without_rich_it_names_the_extra(screen: Screen) -> None:
     screen.attach()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.delitem(sys.modules, "penstock.studio.progress", raising=False)
     with pytest.raises(ps.MissingExtraError, match=r'pip install "penstock\[rich\]"'):
         engine.stream([checked(1)], progress=True)
     assert await numbers([checked(1)], progress=False) == [1]

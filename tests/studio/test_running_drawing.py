@@ -180,12 +180,9 @@ def siblings(loads: list[tuple[ActorStatistics, ...]], elapsed_seconds: float | 
     return Drawing("search", nodes, elapsed_seconds=elapsed_seconds)
 
 
-def test_siblings_stay_folded_and_their_loads_add_up() -> None:
+def test_loads_of_folded_siblings_add_up_and_places_that_they_share_count_once() -> None:
     drawn = to_text(siblings([load(key, completed=10 - key, failed=key) for key in range(3)]))
     assert "fetch ×3   inbox 3/48  in flight 9/24  27 done  3 failed  6.00/s" in drawn
-
-
-def test_places_that_siblings_share_count_once() -> None:
     drawn = to_text(siblings([load(7), load(7), load(7)]))
     assert "fetch ×3   inbox 3/48  in flight 3/8  30 done  6.00/s" in drawn
 

@@ -20,8 +20,6 @@ from tests.devices.processes import command
 from .studio import Studio
 from .test_top import exposed
 
-# The figures are the figures of `top`, whose tests run on both loops; the tests here run no event loop.
-
 
 @pytest.fixture(scope="module")
 def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
@@ -81,9 +79,8 @@ def test_the_page_runs_its_own_script_and_nothing_else(studio: Studio) -> None:
 @pytest.mark.parametrize("path", ["/", "/looks", "/profiles/none"])
 def test_nothing_is_kept_or_framed_or_guessed(studio: Studio, path: str) -> None:
     _, headers, _ = studio.ask(path)
-    assert headers["cache-control"] == "no-store"
-    assert headers["x-content-type-options"] == "nosniff"
-    assert headers["referrer-policy"] == "no-referrer"
+    protecting = {"cache-control": "no-store", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+    assert headers.items() >= protecting.items()
     assert headers["content-security-policy"].startswith("default-src 'none'")
     assert "set-cookie" not in headers
 
@@ -240,34 +237,6 @@ def test_a_training_tells_its_newest_snapshot_and_a_stream_the_time_that_is_left
         )
         assert any(re.search(r"[\d,]+/100,000 done; .* left", label) for _, label, _ in scopes(told))
         assert all(share is not None and 0 < share < 1 for _, _, share in scopes(told))
-
-
-# --- Processes that run badly ---
-
-
-@pytest.mark.long
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    ("kind", "says"), [("holds", "event loop"), ("gil", "GIL"), ("long", "half_a_minute"), ("reader", "reader")]
-)
-def test_what_runs_badly_is_named(tmp_path: Path, kind: str, says: str) -> None:
-    path = tmp_path / "app.sock"
-    with exposed(path, "tests.studio.alive", kind), Studio(path) as studio:
-        told = until(studio, 0, lambda one: one["look"] and says in str(one["look"]["verdict"]))
-        if kind == "long":
-            assert [row["cells"][0] for row in told["look"]["items"][:2]] == ["half_a_minute"] * 2
-            [step] = told["look"]["steps"][told["look"]["graphs"][0]["id"]]
-            assert step["lines"][0].startswith("2/2 in flight")
-
-
-@pytest.mark.long
-@pytest.mark.timeout(180)
-def test_a_worker_process_that_is_killed_is_among_the_failures(tmp_path: Path) -> None:
-    path = tmp_path / "app.sock"
-    with exposed(path, "tests.studio.alive", "worker"), Studio(path) as studio:
-        told = until(studio, 0, lambda one: one["look"] and one["look"]["failures"])
-        assert told["look"]["failures"][0]["cells"][:2] == ["fragile", "WorkerDied"]
-        assert "failed" in told["look"]["steps"][told["look"]["graphs"][0]["id"]][0]["lines"][3]
 
 
 def test_items_in_flight_and_failures_are_told_without_values(studio: Studio) -> None:

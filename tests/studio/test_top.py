@@ -23,8 +23,9 @@ QUICK = ("--interval-seconds", "0.2")
 
 @contextmanager
 def exposed(path: Path, *program: str) -> "Generator[subprocess.Popen[str]]":
+    """Runs a program that exposes itself until the end of the `with` block."""
     words = [sys.executable, "-m", *(program[:1] or ("tests.studio.exposed",)), str(path), *program[1:]]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "exposed\n"
@@ -48,8 +49,8 @@ def test_once_prints_a_table(path: Path, capsys: pytest.CaptureFixture[str]) -> 
     process, limits = head.splitlines()[:2]
     assert process.startswith("process  ")
     assert limits.startswith('limits   "slow" limits the pipeline: ')
-    graph, fetch, slow = table.splitlines()[-3:]
-    assert (graph, fetch.split()[0], slow.split()[:3]) == ("chew", "fetch", ["slow", "◀", "limits"])
+    graph, paused, slow = table.splitlines()[-3:]
+    assert (graph, paused.split()[0], slow.split()[:3]) == ("paused_to_slow", "paused", ["slow", "◀", "limits"])
 
 
 def test_json_has_a_line_for_each_look(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,8 +58,8 @@ def test_json_has_a_line_for_each_look(path: Path, capsys: pytest.CaptureFixture
     assert (status, errors) == (0, "")
     look = json.loads(printed)
     assert look["seconds"] >= 0.2
-    [fetch, slow] = look["nodes"]
-    assert (fetch["node"], slow["node"], slow["limit"], slow["inbox_capacity"]) == ("fetch", "slow", 2, 16)
+    [paused, slow] = look["nodes"]
+    assert (paused["node"], slow["node"], slow["limit"], slow["inbox_capacity"]) == ("paused", "slow", 2, 16)
     assert slow["total_failed"] >= slow["failed"] > 0
     assert look["verdict"]["node"] == "slow"
 
