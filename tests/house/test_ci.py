@@ -116,12 +116,7 @@ def test_workflows_run_what_there_is() -> None:
     ],
 )
 def test_a_release_has_the_version_of_its_tag_and_a_date(
-    date: str | None,
-    tag: str | None,
-    said: str,
-    is_refused: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    date: str | None, tag: str | None, said: str, is_refused: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_version = runpy.run_path(str(ROOT / ".ci/release.py"))["check_version"]
     check_version.__globals__["ROOT"] = tmp_path

@@ -166,9 +166,3 @@ def test_a_private_name_is_seen(tmp_path: Path, text: str, expected: set[str]) -
         (tmp_path / file).write_text("")
     (tmp_path / "data/one.py").write_text(text)
     assert lacking("data", tmp_path) == ({"data/one.py": expected} if expected else {})
-
-
-if __name__ == "__main__":
-    for each in FLOORS:
-        for file, names in lacking(each).items():
-            print(f'    "{file}": {{{", ".join(f"{chr(34)}{name}{chr(34)}" for name in sorted(names))}}},')

@@ -4,7 +4,6 @@ import ast
 import inspect
 import pkgutil
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 import penstock
 from penstock import data, devices, engine, extension, telemetry, testing
+from tests.devices.processes import run_program
 from tests.house.counting import code_lines
 
 ROOT = Path(__file__).parents[2]
@@ -35,8 +35,7 @@ def test_imports_load_neither_jax_nor_the_opentelemetry_sdk() -> None:
     heavy = ["jax", "jaxlib", "numpy", "opentelemetry.sdk", "opentelemetry.exporter", "uvloop"]
     program = "import sys, penstock, penstock.devices, penstock.testing, penstock.telemetry; print(*sys.modules);"
     program += "import penstock.data; print(*sys.modules)"  # which computes with NumPy
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    without_data, with_data = (line.split() for line in done.stdout.splitlines())
+    without_data, with_data = (line.split() for line in run_program(program).splitlines())
     assert "penstock.telemetry" in without_data
     assert [name for name in without_data if name.startswith(tuple(heavy))] == []
     heavy.remove("numpy")
@@ -68,8 +67,7 @@ LATE = (
 
 
 def test_import_loads_what_most_programs_need_and_no_more() -> None:
-    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
-    dataclasses, *loaded = done.stdout.split()
+    dataclasses, *loaded = run_program(LOADED).split()
     assert [name for name in loaded if name.startswith(LATE)] == []
     # Each dataclass takes half a millisecond or more. With 87 dataclasses and 220 modules, the import took 2.6 times as
     # long as all dependencies; now it takes 1.4 times as long.
@@ -94,9 +92,7 @@ print(*(name for name in sys.modules if name.startswith("penstock.")))
 
 
 def test_tools_for_any_asyncio_code_load_nothing_of_the_engine() -> None:
-    program = [sys.executable, "-c", WITHOUT_THE_ENGINE, str(SOURCE)]
-    done = subprocess.run(program, capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
+    loaded = set(run_program(WITHOUT_THE_ENGINE, str(SOURCE)).split())
     assert {name for name in loaded if not name.startswith("penstock.testing")} == {"penstock._public"}
     assert not loaded & {f"penstock.testing.{late}" for late in ("faults", "_inbox", "_replace")}
 

@@ -6,8 +6,6 @@ import importlib.util
 import inspect
 import pickle
 import re
-import subprocess
-import sys
 import textwrap
 import typing
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ import penstock as ps
 from docs.reference.render import MARKED, rendered
 from penstock import asgi, cluster, consume, data, devices, engine, extension, serving, telemetry, testing
 from penstock.testing import faults
+from tests.devices.processes import run_program
 from tests.docs.snippets import blocks_of
 
 PAGES = sorted((Path(__file__).parents[2] / "docs/reference").glob("*.md"))
@@ -167,10 +166,7 @@ def test_what_a_public_class_shows_has_a_docstring() -> None:
     [
         (ps.Inbox, {"get", "take_nowait"}),
         (ps.Work, {"cancelled", "settled", "on_cancelled", "finish", "fail"}),
-        (
-            ps.StreamWork,
-            {"cancelled", "settled", "on_cancelled", "put_nowait", "room", "wait_room", "finish", "fail"},
-        ),
+        (ps.StreamWork, {"cancelled", "settled", "on_cancelled", "put_nowait", "room", "wait_room", "finish", "fail"}),
     ],
 )
 def test_authors_of_loops_see_their_side_and_not_that_of_the_engine(kind: type, members: set[str]) -> None:
@@ -203,26 +199,19 @@ def test_annotations_and_sources_of_public_functions_are_found() -> None:
                 assert inspect.getsource(function), name
 
 
-LATE = {
-    "import typing; from penstock import engine; print(typing.get_type_hints(engine.Engine.deploy)['return'])": [
-        "penstock.engine.Service[~P, ~R]"
-    ],
-    "import penstock as ps\nasync def f(): ...\n"
-    "print(type(ps.engine.Engine().deploy(ps.graph(f))))\n"
-    "print(type(ps.device_node(abs)))\n"
-    "ps.telemetry.profile; import penstock.telemetry.profiling.verdict as verdict; print(verdict.Prediction)": [
-        "<class 'penstock.engine.Service'>",
-        "<class 'penstock.DeviceNode'>",
-        "<class 'penstock.telemetry.Prediction'>",
-    ],
-}
+LATE = """
+import typing
+import penstock as ps
+print(typing.get_type_hints(ps.engine.Engine.deploy)["return"])
+print(type(ps.device_node(abs)))
+ps.telemetry.profile; import penstock.telemetry.profiling.verdict as verdict; print(verdict.Prediction)
+"""
 
 
-@pytest.mark.parametrize("program", LATE)
-def test_a_late_class_that_nobody_named_says_where_it_lives(program: str) -> None:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    lines = LATE[program]
-    assert done.stdout.splitlines()[-len(lines) :] == lines  # behind a warning that `f` has no source
+def test_a_late_class_that_nobody_named_says_where_it_lives() -> None:
+    assert run_program(LATE).splitlines() == [
+        "penstock.engine.Service[~P, ~R]", "<class 'penstock.DeviceNode'>", "<class 'penstock.telemetry.Prediction'>",
+    ]  # fmt: skip
 
 
 def test_no_module_has_the_name_of_something_else() -> None:

@@ -1,6 +1,6 @@
 """The tours of docs/explanation/architecture.md list the files that a recorded call passes, in the order of the call.
 
-After a change that moves code, the failing test and `python -m tests.house.test_tours` print the new tours.
+After a change that moves code, the failing test prints the new tours.
 """
 
 import asyncio
@@ -170,12 +170,6 @@ TOURS = {
 }
 
 
-async def recorded(title: str) -> list[list[str]]:
-    recorder = Recorder()
-    with recorder.watching():
-        return await TOURS[title](recorder)
-
-
 def written(title: str) -> list[list[str]]:
     """Returns the files that a tour of the page names: one list for each table, from its first column."""
     tour = PAGE.read_text().partition(f"### {title}\n")[2].partition("\n#")[0]
@@ -190,17 +184,8 @@ def shown(tour: list[list[str]]) -> str:
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # another loop calls the same files, perhaps in another order
 @pytest.mark.parametrize("title", TOURS)
 async def test_a_tour_passes_the_files_that_a_recorded_call_passes(title: str) -> None:
-    found = await recorded(title)
+    recorder = Recorder()
+    with recorder.watching():
+        found = await TOURS[title](recorder)
     difference = "\n".join(difflib.ndiff(shown(written(title)).splitlines(), shown(found).splitlines()))
     assert written(title) == found, f'change this in {PAGE.name}, under "{title}":\n\n{difference}'
-
-
-async def main() -> None:
-    for title in TOURS:
-        found = await recorded(title)
-        count = len({file for files in found for file in files})
-        print(f"### {title}\n\n{count} files:\n\n{shown(found)}\n")
-
-
-if __name__ == "__main__":
-    asyncio.run(main())

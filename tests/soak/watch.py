@@ -33,11 +33,7 @@ class Sample:
             await asyncio.sleep(0.05)
         rss_mib = _rss_mib()
         return cls(
-            rss_mib,
-            len(asyncio.all_tasks()),
-            threading.active_count(),
-            len(child_processes()),
-            len(open_descriptors()),
+            rss_mib, len(asyncio.all_tasks()), threading.active_count(), len(child_processes()), len(open_descriptors())
         )
 
 
