@@ -112,8 +112,8 @@ class TestStrategies:
     @pytest.mark.parametrize(
         ("items", "approach", "says", "impossible"),
         [
-            (10, "all in memory", "within the limit", set[str]()),
             # CPU devices share their memory, so a mesh cannot help.
+            (10, "all in memory", "within the limit", {"over a mesh"}),
             (100_000, "in chunks", "calls of ", {"all in memory", "over a mesh"}),
             (10**12, "as a stream", "", {"all in memory", "over a mesh", "in chunks"}),
             (None, "as a stream", "is not known", set[str]()),

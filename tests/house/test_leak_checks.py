@@ -1,5 +1,6 @@
 """The checks of tests/conftest.py find leaks: an inner pytest session runs tests that leak on purpose."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -105,23 +106,18 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return complaints
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-@pytest.mark.parametrize(
-    ("test", "complaint"),
-    [
-        ("test_task", "Task pending"),
-        ("test_swallowing_task", "stay"),
-        ("test_thread", "thread 'left-thread'"),
-        ("test_descriptor", "file descriptor"),
-        ("test_child", "child process"),
-        ("test_zombie", "child process"),
-        ("test_callback_raises", "division by zero"),
-        ("test_error_that_nobody_retrieves", "exception was never retrieved"),
-        ("test_coroutine_never_awaited", "was never awaited"),
-    ],
-)
-def test_async_leak_is_caught(outcomes: dict[str, str], loop: str, test: str, complaint: str) -> None:
-    assert complaint in outcomes[f"{test}[{loop}]"]
+COMPLAINTS = {
+    "test_task": "Task pending", "test_swallowing_task": "stay", "test_thread": "thread 'left-thread'",
+    "test_descriptor": "file descriptor", "test_child": "child process", "test_zombie": "child process",
+    "test_callback_raises": "division by zero",
+    "test_error_that_nobody_retrieves": "exception was never retrieved",
+    "test_coroutine_never_awaited": "was never awaited",
+}  # fmt: skip
+
+
+def test_async_leaks_are_caught(outcomes: dict[str, str]) -> None:
+    for (test, complaint), loop in itertools.product(COMPLAINTS.items(), ("asyncio", "uvloop")):
+        assert complaint in outcomes[f"{test}[{loop}]"], test
 
 
 def test_sync_leak_is_caught(outcomes: dict[str, str]) -> None:

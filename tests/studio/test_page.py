@@ -14,6 +14,7 @@ from penstock import engine, telemetry
 from penstock.studio.drawing import svg
 from penstock.studio.page import page as page_module
 from penstock.telemetry import DeviceSlice
+from tests.kit import measured
 
 NASTY = "</script><script>alert(\"1\")</script><b a='x'>&amp;"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -119,7 +120,7 @@ def written(profile: telemetry.Profile, folder: Path) -> tuple[str, Page]:
 
 
 async def test_the_page_shows_graph_table_verdict_and_timeline(tmp_path: Path) -> None:
-    profile = await profiled(measure)
+    profile = await measured(lambda: profiled(measure), "places")
     _, page = written(profile, tmp_path)
     assert page.texts["title"][0] == "Profile of measure"
     boxes = [one for one in page.found["a"] if "box" in classes(one)]

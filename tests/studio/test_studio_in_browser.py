@@ -73,7 +73,7 @@ def test_the_page_shows_programs_and_obeys(shown: Shown) -> None:
     bodies_open_and_close(shown)
     a_graph_of_300_steps_begins_in_parts_and_a_search_opens_the_part(shown)
     a_step_is_found_and_chosen_with_the_keyboard(shown)
-    another_limit_is_told_within_three_seconds(shown)
+    another_limit_is_told_after_a_few_looks(shown)
     a_hidden_page_asks_for_nothing_and_gets_what_it_has_missed(shown)
     names_messages_and_keys_are_only_text(shown)
     a_trace_has_a_link_that_tells_the_other_side_nothing(shown)
@@ -173,7 +173,7 @@ def a_step_is_found_and_chosen_with_the_keyboard(shown: Shown) -> None:
 # --- Changes ---
 
 
-def another_limit_is_told_within_three_seconds(shown: Shown) -> None:
+def another_limit_is_told_after_a_few_looks(shown: Shown) -> None:
     browser = shown.open("moves")
     title = "document.getElementById('verdict-title').textContent"
     announced = "document.getElementById('announcer').textContent"
@@ -181,9 +181,9 @@ def another_limit_is_told_within_three_seconds(shown: Shown) -> None:
     before = browser.run(announced)
     for slow in ("embed", "decode"):
         print(slow, file=shown.apps["moves"].stdin, flush=True)
-        began = monotonic()
+        asked = len(browser.requests())
         browser.until(f"{title} == '{slow}'")
-        assert monotonic() - began < 3.0
+        assert len(browser.requests()) - asked <= 4  # one request a second
         assert texts(browser, "#picture .box.limits > text:first-of-type") == [slow]
         assert texts(browser, "#steps tr.limits th") == [slow]
         assert "concurrency=" in browser.run("document.getElementById('remedy').textContent")
