@@ -32,10 +32,10 @@ sys.dont_write_bytecode = False
 # Folders and files whose code does the same on both loops: each of their tests runs on one loop. Only threads, other
 # processes and devices wait there, or nothing waits.
 ON_ONE_LOOP = {
-    "advice", "chat", "devices", "examples", "studio", "telemetry", "typing", "test_faults.py", "test_forks.py",
-    "test_plan.py", "test_postgres.py", "test_process_nodes.py", "test_processes.py", "test_random_graphs.py",
-    "test_redis.py", "test_runs.py", "test_snapshots_on_meshes.py", "test_threads.py",
-    "test_threads_and_processes.py", "test_written_before.py",
+    "advice", "chat", "devices", "examples", "studio", "telemetry", "typing", "test_extension.py", "test_faults.py",
+    "test_forks.py", "test_nodes.py", "test_plan.py", "test_postgres.py", "test_process_nodes.py", "test_processes.py",
+    "test_random_graphs.py", "test_redis.py", "test_runs.py", "test_snapshots_on_meshes.py", "test_staleness.py",
+    "test_threads.py", "test_threads_and_processes.py", "test_trace_values.py", "test_written_before.py",
 }  # fmt: skip
 
 
@@ -77,8 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves a test on its second loop to `make test-long` where it would only show the same again.
 
     These are the tests of `ON_ONE_LOOP`, and tests with parameters, whose cases take turns on the loops. All tests in
-    tests/promises run on both loops. The name of the test decides its loop, so the loop is the same however tests are
-    selected.
+    tests/promises run on both loops. The names of the test and its case decide the loop, so the loop is the same
+    however tests are selected, and each case has exactly one.
     """
     for item in items:
         if not isinstance(item, pytest.Function) or not is_async_test(item) or item.path.parent.name == "promises":
@@ -86,11 +86,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marker = item.get_closest_marker("asyncio")
         if marker is not None and "loop_factories" in marker.kwargs:
             continue
-        case = dict(item.callspec.indices)
-        loop = case.pop("_asyncio_loop_factory")
+        loop, _, case = item.callspec.id.partition("-")  # the plugin names the loop first
         if case or {item.path.parent.name, item.path.name} & ON_ONE_LOOP:
-            turn = zlib.crc32(item.originalname.encode()) + sum(case.values())
-            if turn % len(pytest_asyncio_loop_factories(config, item)) != loop:
+            loops = list(pytest_asyncio_loop_factories(config, item))
+            if loops.index(loop) != zlib.crc32(f"{item.originalname}[{case}]".encode()) % len(loops):
                 item.add_marker("long")
 
 
