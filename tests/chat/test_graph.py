@@ -1,14 +1,9 @@
-"""The chat example behind OpenAI's protocol, with a tiny model: over HTTP, with tools, in a durable loop."""
+"""The chat example behind OpenAI's protocol, with a tiny model: over HTTP, and with tools."""
 
 import asyncio
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,13 +14,11 @@ from examples.chat.actor import Asked, Writer
 from examples.chat.graph import Messages, chat
 from examples.chat.model import Parameters
 from penstock import engine, serving
-from tests.chat import agent
 from tests.chat.recurrent import END, Recurrent, bytes_of, tokens_of, weights
 from tests.chat.test_actor import alone
 from tests.serving.openai_server import served
 
 CLIENTS = 60
-ROOT = Path(__file__).parents[2]
 
 
 @ps.resource
@@ -144,27 +137,3 @@ async def test_what_the_model_cannot_honour_is_refused_by_name_and_keeps_no_slot
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
     legacy = (await http.post("/v1/completions", json=asked)).json()
     assert legacy["choices"][0]["text"] == expected("abc")
-
-
-def run_agent(file: Path, die_at: str = "") -> list[str]:
-    """Run the agent in a process of its own; return what it has printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.chat.agent", str(file)], cwd=ROOT, env={**os.environ, "DIE_AT": die_at},
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == (-signal.SIGKILL if die_at else 0), done.stderr
-    return done.stdout.splitlines()
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.long  # each of its processes compiles anew
-def test_an_agent_that_is_killed_nine_times_says_what_one_says_that_was_left_alone(tmp_path: Path) -> None:
-    alone = run_agent(tmp_path / "alone.db")
-    assert alone[:-1] == [f"tool {turn}" for turn in range(agent.TURNS)]
-    for turn in range(agent.TURNS):
-        # The turn that was killed behind its tool runs again, and none before it.
-        again = [f"tool {turn - 1}"] if turn else []
-        assert run_agent(tmp_path / "killed.db", f"answer {turn}") == again
-        assert run_agent(tmp_path / "killed.db", f"before tool {turn}") == []
-        assert run_agent(tmp_path / "killed.db", f"tool {turn}") == [f"tool {turn}"]
-    assert run_agent(tmp_path / "killed.db") == alone[-2:]
