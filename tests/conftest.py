@@ -34,7 +34,7 @@ sys.dont_write_bytecode = False
 ON_ONE_LOOP = {
     "advice", "chat", "devices", "examples", "studio", "telemetry", "typing", "test_extension.py", "test_faults.py",
     "test_forks.py", "test_nodes.py", "test_plan.py", "test_postgres.py", "test_process_nodes.py", "test_processes.py",
-    "test_random_graphs.py", "test_redis.py", "test_runs.py", "test_snapshots_on_meshes.py", "test_staleness.py",
+    "test_random_graphs.py", "test_redis.py", "test_runs.py", "test_staleness.py",
     "test_threads.py", "test_threads_and_processes.py", "test_trace_values.py", "test_written_before.py",
 }  # fmt: skip
 

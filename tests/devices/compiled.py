@@ -7,7 +7,6 @@ from queue import SimpleQueue
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 from penstock.devices.compiling import CompileCache, JittedFunction
@@ -19,11 +18,6 @@ from penstock.devices.shardings import Placement
 def program(fn: Callable[..., Any], *parameters: str, device: int = 0, **options: Any) -> JittedFunction:
     options.setdefault("placement", Placement.of_device(jax.devices("cpu")[device]))
     return JittedFunction(fn, options.pop("name", "node"), parameters or ("x",), **options)
-
-
-def mesh_placement(shape: tuple[int, ...], axes: tuple[str, ...], **options: Any) -> Placement:
-    devices = np.array(jax.devices("cpu")[: int(np.prod(shape))]).reshape(shape)
-    return Placement.of_mesh(jax.sharding.Mesh(devices, axes, **options))
 
 
 @contextmanager

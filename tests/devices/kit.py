@@ -1,7 +1,8 @@
 """Parts of many tests of devices: nodes of one line, rows, outcomes of calls, and what is alive."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import jax
@@ -17,6 +18,35 @@ def doubling(**options: Any) -> "ps.Graph[[Any], Any]":
     """Return a graph of one node that doubles its argument."""
     node: Any = ps.device_node(**{"device": "cpu", "name": "doubled", **options})
     return ps.graph(node(lambda x: x * 2))
+
+
+def graph_of(make: Callable[..., Any], *resources: Any, awaits: bool = False) -> Any:
+    """Return a graph, `of`, whose result a function makes of its parameters, such as a lambda that calls nodes.
+
+    Args:
+        make: the function; its first parameters are the resources.
+        *resources: what the graph opens and gives to the function.
+        awaits: whether the graph awaits what the function returns, such as a loop.
+    """
+
+    async def of(*args: Any, **keywords: Any) -> Any:
+        opened = [await resource() for resource in resources]
+        result = make(*opened, *args, **keywords)
+        return await result if awaits else result
+
+    parameters = [*inspect.signature(make).parameters.values()][len(resources) :]
+    of.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return ps.graph(of)
+
+
+def resource_of(make: Callable[..., Any]) -> Any:
+    """Return a resource whose value a function makes each time the resource is opened."""
+
+    @ps.resource
+    async def opened(*args: Any) -> AsyncIterator[Any]:
+        yield make(*args)
+
+    return opened
 
 
 def on_the_host(compute: Any, x: jax.Array) -> jax.Array:

@@ -4,9 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import penstock as ps
 from penstock._cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -33,3 +36,8 @@ def run_program(program: str, *arguments: str, **variables: str) -> str:
     done = run("-c", program, *arguments, **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@ps.node(runs_on="process")
+def sent(count: int) -> dict[str, Any]:
+    return {"x": np.arange(count, dtype=np.float32), "y": np.ones(3), "z": np.arange(2 * count)}

@@ -1,10 +1,11 @@
-"""Host memory: the alignment of Penstock's arrays, and the effects of writing to an array after a call."""
+"""Arrays on their way to a device: their alignment, who may write to them after a call, and batches put there ahead."""
 
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ import penstock as ps
 from penstock import data, devices, engine
 
 from .gates import Gate
-from .kit import SIZE, at_64
+from .kit import SIZE, at_64, graph_of, resource_of
+from .processes import sent
 
 
 def is_at_64(array: Any) -> bool:
@@ -88,15 +90,8 @@ async def test_an_array_may_change_while_a_computation_that_was_handed_on_is_und
 async def test_parameters_are_not_changed_by_writing_to_what_they_were_made_of() -> None:
     weights = at_64()
     total = ps.device_node(device="cpu")(lambda parameter, x: parameter.sum() * x)
-
-    @ps.resource
-    async def loaded() -> AsyncIterator[Any]:
-        yield weights
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return total(await loaded(), x)
-
+    loaded = resource_of(lambda: weights)
+    of = graph_of(total, loaded)
     async with engine.deploy(of) as service:
         for _ in range(2):
             assert float(await service(np.float32(1))) == SIZE
@@ -129,13 +124,8 @@ async def test_what_was_placed_is_no_memory_of_the_user(kind: str) -> None:
         stages = [data.batched(2), *stages]
     elif kind == "batches":
         values, stages = [data.collate(values)], [data.rebatched(1), *stages]
-
-    @ps.graph
-    async def placed(values: list[Any]) -> AsyncIterator[Any]:
-        return functools.reduce(lambda stream, stage: stage(stream), stages, passed_on(values))
-
-    async with engine.stream(placed(values)) as stream:
-        found = [value async for value in stream]
+    placed = graph_of(lambda values: functools.reduce(lambda stream, stage: stage(stream), stages, passed_on(values)))
+    found = [value async for value in engine.stream(placed(values))]
     for array in (buffer, *values):
         array[:] = 7
     assert found
@@ -157,20 +147,11 @@ def test_collated_arrays_lie_where_a_program_takes_them_without_a_copy() -> None
 
 
 async def test_batches_that_were_joined_lie_there_too() -> None:
-    @ps.graph
-    async def joined(values: list[Any]) -> AsyncIterator[Any]:
-        return passed_on(values) >> data.batched(2) >> data.rebatched(3)
-
+    joined = graph_of(lambda values: passed_on(values) >> data.batched(2) >> data.rebatched(3))
     values = [np.full(SIZE, number, np.float32) for number in range(6)]
-    async with engine.stream(joined(values)) as stream:
-        found = [batch async for batch in stream]
+    found = [batch async for batch in engine.stream(joined(values))]
     assert [*map(is_at_64, found)] == [True] * 2
     assert np.array_equal(np.concatenate(found), np.stack(values))
-
-
-@ps.node(runs_on="process")
-def sent(count: int) -> dict[str, Any]:
-    return {"x": np.arange(count, dtype=np.float32), "y": np.ones(3), "z": np.arange(2 * count)}
 
 
 async def test_arrays_of_worker_processes_lie_there_too() -> None:
@@ -181,3 +162,99 @@ async def test_arrays_of_worker_processes_lie_there_too() -> None:
         assert np.array_equal(found["x"], np.arange(count))
         assert found["y"].tolist() == [1] * 3
         found["x"][0] = 5  # the result can be written to
+
+
+MESH = devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
+SPECS = {"x": jax.P("data"), "y": None, "name": None}
+
+
+@ps.node
+async def batches(count: int, size: int = 8) -> AsyncIterator[dict[str, Any]]:
+    for number in range(count):
+        yield {"x": np.full((size, 2), number, np.float32), "y": np.int32(number), "name": f"batch {number}"}
+
+
+split = graph_of(lambda count, size: batches(count, size) >> data.to_device(MESH, SPECS))
+
+
+on_one = graph_of(lambda count: batches(count) >> data.to_device("cpu:3"))
+
+
+async def collected(call: ps.Call[AsyncIterator[Any]]) -> list[Any]:
+    return [value async for value in engine.stream(call)]
+
+
+async def test_arrays_arrive_split_over_the_mesh_and_texts_stay() -> None:
+    placed = await collected(split(5, 8))
+    assert [batch["name"] for batch in placed] == [f"batch {number}" for number in range(5)]
+    for number, batch in enumerate(placed):
+        assert batch["x"].sharding.is_equivalent_to(jax.NamedSharding(MESH.resolve(), jax.P("data")), 2)
+        assert batch["x"].addressable_shards[0].data.shape == (2, 2)
+        assert batch["y"].sharding.is_fully_replicated
+        assert np.asarray(batch["x"]).tolist() == [[number, number]] * 8
+    assert {device.id for batch in await collected(on_one(3)) for device in batch["x"].devices()} == {3}
+    alone = [batch async for batch in await split(2, 8)]
+    assert alone[1]["x"].sharding == placed[1]["x"].sharding
+
+
+async def test_a_placer_places_values_and_streams_without_a_feed() -> None:
+    placer = devices.Placer("cpu:3")
+    placed = await asyncio.to_thread(placer, {"x": np.ones(2, np.float32), "name": "one"})
+    assert (placed["name"], {device.id for device in placed["x"].devices()}) == ("one", {3})
+    elsewhere = devices.Placer("cpu:2")
+    assert {device.id for device in elsewhere.again(placed)["x"].devices()} == {2}
+    untouched = {"x": np.ones(2)}
+    assert elsewhere.again(untouched) is untouched
+    assert placer.state() != elsewhere.state()
+    streamed = graph_of(lambda count: placer.stream(batches(count), 1))
+    assert [batch["name"] for batch in await collected(streamed(2))] == ["batch 0", "batch 1"]
+    assert [batch["name"] async for batch in await streamed(2)] == ["batch 0", "batch 1"]
+
+
+async def test_streams_of_one_placer_are_placed_one_value_at_a_time() -> None:
+    running: list[int] = []
+
+    class Watched(devices.Placer):
+        def __call__(self, value: Any) -> Any:
+            running.append(1)
+            try:
+                assert len(running) == 1
+                return super().__call__(value)
+            finally:
+                running.pop()
+
+    placer = Watched("cpu:3")
+
+    @ps.node
+    def both(left: Any, right: Any) -> tuple[str, str]:
+        return left["name"], right["name"]
+
+    two = graph_of(lambda count: ps.map_each(both, placer.stream(batches(count)), placer.stream(batches(count))))
+    assert len(await collected(two(20))) == 20
+
+
+async def test_no_more_batches_are_placed_than_ahead() -> None:
+    made: list[int] = []
+
+    @ps.node
+    async def counted() -> AsyncIterator[Any]:
+        for number in range(50):
+            made.append(number)
+            yield np.full(4, number)
+
+    ahead = graph_of(lambda: counted() >> data.prefetched(1) >> data.to_device("cpu", ahead=3))
+    async with engine.stream(ahead()) as values:
+        assert int((await anext(values))[0]) == 0
+        before = -1
+        while len(made) != before:
+            before = len(made)
+            await asyncio.sleep(0.05)
+        # 1 read, 3 placed, and on the host 16 of the source and one or two at each step
+        assert before <= 1 + 3 + 16 + 5
+
+
+async def test_a_batch_that_cannot_be_split_and_a_wrong_option_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"the batch\['x'\] has 6 elements along axis 0.*no multiple of 4"):
+        await collected(split(2, 6))
+    with pytest.raises(ps.OptionsError, match="ahead=0"):
+        data.to_device("cpu", ahead=0)

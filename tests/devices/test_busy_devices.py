@@ -215,27 +215,20 @@ async def test_after_a_shortage_of_memory_batches_are_as_large_as_before(monkeyp
         assert sizes == [16] * 4
 
 
-async def test_an_item_that_fails_in_a_batch_that_did_not_fit_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with engine.deploy(refusing_graph(batch=ps.Batch(16, max_wait_seconds=0.2))) as service:
-        with little_memory(monkeypatch, 4, late=False):
-            results = await outcomes(calls_of(service, [-1 if n in (5, 6, 12) else n for n in range(16)]))
-    assert values_of(results) == [None if n in (5, 6, 12) else n for n in range(16)]
-    assert all("a negative number" in str(results[n]) for n in (5, 6, 12))
-
-
-async def test_a_batch_that_failed_is_tried_again_in_parts_that_fit() -> None:
-    sizes: list[int] = []
+@pytest.mark.parametrize("fits_at_first", [False, True])
+async def test_an_item_that_fails_in_a_batch_whose_parts_do_not_fit_fails_alone(fits_at_first: bool) -> None:
+    bad, sizes = (5, 6, 12), list[int]()
 
     def call(args: Any) -> None:
         sizes.append(args[0].shape[0])
-        if len(sizes) > 1 and sizes[-1] > 2:  # memory suffices for the first program only
+        if sizes[-1] > 4 and not (fits_at_first and len(sizes) == 1):
             refuse_memory()
 
-    async with engine.deploy(refusing_graph(batch=ps.Batch(8, max_wait_seconds=0.2))) as service:
+    async with engine.deploy(refusing_graph(batch=ps.Batch(16, max_wait_seconds=0.2))) as service:
         with each_call(call):
-            results = await outcomes(calls_of(service, [-1 if n == 5 else n for n in range(8)]))
-    assert values_of(results) == [None if n == 5 else n for n in range(8)]
-    assert "a negative number" in str(results[5])
+            results = await outcomes(calls_of(service, [-1 if n in bad else n for n in range(16)]))
+    assert values_of(results) == [None if n in bad else n for n in range(16)]
+    assert all("a negative number" in str(results[n]) for n in bad)
 
 
 async def test_what_is_too_large_is_remembered_of_its_own_kind_only() -> None:
@@ -401,38 +394,26 @@ async def test_calls_of_another_shape_or_while_the_device_holds_enough_wait_for_
     assert device._held_bytes == 0
 
 
-async def test_callers_who_have_left_make_room_in_a_batch_that_has_not_begun() -> None:
-    async with batches_of_8() as (service, gate, device):
-        with held(device):
-            left = calls_of(service, range(1, 7))
-            await testing.wait_quiescent()
-            for call in left:
-                call.cancel()
-            await testing.wait_quiescent()
-            calls = calls_of(service, range(10, 18))
-            await testing.wait_quiescent()
-        assert values_of(await asyncio.gather(*calls)) == [*range(10, 18)]
-        assert (device.running, device._held_bytes) == (0, 0)
-    assert [sorted(one[0] for one in values) for values in gate.values] == [[*range(10, 18)]]
-
-
-@pytest.mark.parametrize("how", ["cancelled", "expired"])
-async def test_callers_who_leave_before_the_thread_begins_cost_the_device_nothing(how: str) -> None:
+@pytest.mark.parametrize("seconds", [None, 0.01], ids=["cancelled", "expired"])
+async def test_callers_who_leave_before_the_thread_begins_make_room_and_cost_the_device_nothing(
+    seconds: float | None,
+) -> None:
     async with batches_of_8() as (service, gate, device):
         [graph] = service._graphs
         with held(device):
-            staying = asyncio.ensure_future(service(row(0)))
-            seconds = 0.01 if how == "expired" else None
-            leaving = [asyncio.ensure_future(service.run(graph(row(n)), timeout_seconds=seconds)) for n in range(1, 6)]
+            calls = calls_of(service, [0])
+            leaving = [asyncio.ensure_future(service.run(graph(row(n)), timeout_seconds=seconds)) for n in range(1, 7)]
             await testing.wait_quiescent()
-            if how == "cancelled":
+            if seconds is None:
                 for call in leaving:
                     call.cancel()
             await outcomes(leaving)
-        assert float((await staying)[0]) == 0
+            calls += calls_of(service, range(10, 17))
+            await testing.wait_quiescent()
+        assert values_of(await asyncio.gather(*calls)) == [0, *range(10, 17)]
         await testing.wait_quiescent()
         assert (device.running, device._held_bytes) == (0, 0)
-    assert [len(values) for values in gate.values] == [1]  # a batch of one row
+    assert [sorted(one[0] for one in values) for values in gate.values] == [[0, *range(10, 17)]]
 
 
 async def test_an_error_after_a_call_was_handed_over_ends_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -649,14 +630,21 @@ async def test_a_batch_on_a_device_is_limited_by_what_its_items_cost() -> None:
     assert "cost= of its Batch returned -1.0; return a finite number that is not negative" in str(results[5])
 
 
-async def test_the_bytes_that_nodes_hold_ahead_are_bounded() -> None:
-    gate = Gate()
+@pytest.mark.parametrize("kind", ["node", "function"])
+async def test_the_bytes_that_calls_take_from_the_host_ahead_are_bounded(kind: str) -> None:
+    gate, state = Gate(), jnp.zeros(1024)  # the state is on the device already
+    step = devices.actor("cpu").bind(lambda state, x: gate.pass_through(x["x"]) + state[0])
     async with engine.deploy(gated(gate)) as service:
-        calls = calls_of(service, [0])
+
+        def call(number: float) -> asyncio.Future[Any]:
+            x = row(number)
+            return asyncio.ensure_future(service(x) if kind == "node" else step(state, {"x": x}))
+
+        calls = [call(0)]
         await gate.entered()
         device = open_device()
         device._window_bytes = 20
-        calls += calls_of(service, range(1, 9))  # 8 bytes each
+        calls += map(call, range(1, 9))  # 8 bytes each
         await testing.wait_quiescent()
         assert (device.running, device._held_bytes) == (3, 24)
         gate.open()

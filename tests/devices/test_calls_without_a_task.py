@@ -17,7 +17,7 @@ from penstock.testing import faults
 from tests.kit import SCHEDULERS
 
 from .gates import Gate, gated
-from .kit import row, values_of
+from .kit import graph_of, row, values_of
 
 doubled = ps.device_node(device="cpu", name="doubled")(lambda x: x * 2)
 of_doubled = ps.graph(doubled)
@@ -75,10 +75,7 @@ async def test_values_of_a_stream_on_the_device_have_no_tasks_and_hold_their_pla
     gate = Gate()
     gate.open()
     guarded = ps.device_node(device="cpu", pure=False, name="guarded")(gate.pass_through)
-
-    @ps.graph
-    async def stage(count: int) -> AsyncIterator[Any]:
-        return ps.map_each(guarded, to_rows(count), concurrency=12)
+    stage = graph_of(lambda count: ps.map_each(guarded, to_rows(count), concurrency=12))
 
     async def all_values() -> list[float | None]:
         return values_of([value async for value in service.stream(stage(30))])
@@ -112,12 +109,6 @@ def plus(x: Any, y: Any) -> Any:
     return x + y
 
 
-@ps.node(concurrency=1, capacity=1)
-async def narrow(x: Any) -> Any:
-    await asyncio.sleep(0)
-    return x
-
-
 @ps.graph
 async def through_host_nodes(x: Any) -> Any:
     y = doubled(x)
@@ -125,9 +116,7 @@ async def through_host_nodes(x: Any) -> Any:
     return {"shape": y.shape, "value": y, "next": following, "both": plus(following, y)}
 
 
-@ps.graph
-async def only_a_part(x: Any) -> Any:
-    return doubled(x)[0]
+only_a_part = graph_of(lambda x: doubled(x)[0])
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -139,14 +128,6 @@ async def test_the_result_carries_the_call_on_to_what_follows(scheduler: Any) ->
             found = await own.run(through_host_nodes(row(5)), scheduler=scheduler)
             assert found.pop("shape") == (2,)
             assert values_of([*found.values()]) == [10, 11, 21]
-
-
-async def test_an_inbox_that_is_full_behind_the_device_is_waited_for() -> None:
-    through_a_full_inbox = doubled >> narrow
-    async with engine.deploy(through_a_full_inbox) as service:
-        await warm(service, through_a_full_inbox)
-        calls = [service(row(n)) for n in range(30)]
-        assert values_of(await asyncio.gather(*calls)) == [2 * n for n in range(30)]
 
 
 @ps.node
@@ -274,10 +255,7 @@ async def test_what_cancels_itself_fails_and_is_no_cancellation() -> None:
     class Usual:
         part = row(1)
 
-    @ps.graph
-    async def of_a_part(x: Any) -> Any:
-        return doubled(x.part)
-
+    of_a_part = graph_of(lambda x: doubled(x.part))
     cancels = [False]
 
     @ps.device_node(device="cpu")

@@ -16,11 +16,11 @@ import structlog
 import penstock as ps
 from penstock import devices, engine
 from penstock.actors.tasks import ResumingFuture
-from penstock.devices import compiling, programs
+from penstock.devices import compiling
 from penstock.devices.device_errors import ORIGINS, Origin, Origins
 
-from .compiled import configured, open_device, open_pools
-from .gates import Gate, HeldTrace, gated
+from .compiled import configured, open_pools
+from .gates import Gate, HeldTrace
 from .kit import refusing, row
 
 
@@ -98,33 +98,6 @@ async def test_a_task_that_outlives_the_engine_gets_an_error() -> None:
         await tasks[0]
 
 
-async def test_functions_and_nodes_of_an_engine_take_turns() -> None:
-    gate = Gate()
-    flood = gated(gate)
-
-    @ps.node
-    async def function(x: Any) -> Any:
-        return await devices.actor("cpu").run(gate.pass_through, x)
-
-    one = ps.graph(function)
-
-    async with engine.Engine() as own:
-        gate.let_one_pass()
-        await own.run(one(row(-2)))  # compiles the function
-        await gate.entered()
-        calls = [asyncio.ensure_future(own.run(flood(row(n)))) for n in range(60)]
-        await gate.entered()
-        device = open_device()
-        assert device.running < 60
-        calls.append(asyncio.ensure_future(own.run(one(row(-1)))))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        # 16 calls of the flood, which is the limit of one node, and the call of the function
-        assert device.running == 17
-        gate.open()
-        await asyncio.gather(*calls)
-
-
 @pytest.mark.parametrize("donated", [(), (0,)])
 async def test_actors_on_one_device_take_turns(donated: tuple[int, ...]) -> None:
     gate = Gate()
@@ -138,30 +111,6 @@ async def test_actors_on_one_device_take_turns(donated: tuple[int, ...]) -> None
     # Calls that the device already held run first; after them, the flood and the function take turns.
     assert max(gate.values.index([-number, -number]) for number in (1, 2)) <= 20
     assert [one for one in gate.values if one[0] >= 0] == [[number, number] for number in range(60)]
-
-
-async def test_what_functions_take_from_the_host_is_bounded_in_bytes() -> None:
-    gate = Gate()
-    device = devices.actor("cpu")
-    state = jnp.zeros(1024)  # already on the device
-
-    def step(state: Any, x: dict[str, Any]) -> Any:
-        return gate.pass_through(x["x"]) + state[0]
-
-    def call(number: float) -> Any:
-        return asyncio.ensure_future(device.run(step, state, {"x": row(number)}))
-
-    calls = [call(0)]
-    await gate.entered()
-    opened = open_device()
-    opened._window_bytes = 20
-    calls += [call(number) for number in range(1, 9)]  # 8 bytes each
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert (opened.running, opened._held_bytes) == (3, 24)
-    gate.open()
-    assert [float(result[0]) for result in await asyncio.gather(*calls)] == list(range(9))
-    assert opened._held_bytes == 0
 
 
 def many_products(x: Any) -> Any:
@@ -300,39 +249,6 @@ async def test_a_caller_that_leaves_does_not_wait_for_weights_that_are_put() -> 
         assert not may_go_on.is_set()
         may_go_on.set()
         assert (await own.run(ps.graph(place)(3.0))).x.tolist() == [3.0, 3.0]
-
-
-async def test_a_call_like_the_last_one_needs_no_signature(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at: list[str] = []
-    original = programs.signature_of
-
-    def signature_of(args: Any, static: Any, configuration: Any, names: Any) -> Any:
-        looked_at.append(names.name)
-        return original(args, static, configuration, names)
-
-    monkeypatch.setattr(programs, "signature_of", signature_of)
-    monkeypatch.setattr(compiling, "signature_of", signature_of)
-
-    def bound_step(state: Any, x: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf + x, state)
-
-    @ps.device_node(device="cpu", pure=False)
-    def node_step(state: Any, x: Any) -> Any:
-        return bound_step(state, x)
-
-    step = devices.actor("cpu").bind(bound_step, donate_argnums=(0,), ready=False)
-    state: Any = {"a": jnp.ones(3), "b": [jnp.ones(()), jnp.ones((2, 2))]}
-    other: Any = jax.tree.map(jnp.copy, state)
-    async with engine.deploy(ps.graph(node_step)) as service:
-        for number in range(20):
-            if number == 3:
-                looked_at.clear()
-            state = await step(state, np.ones((), np.float32))
-            other = await service(other, np.ones((), np.float32))
-        assert looked_at == []
-        await step({"a": jnp.ones(3)}, np.ones((), np.float32))
-        assert {*looked_at} == {"bound_step"}
-    assert float(state["a"][0]) == float(other["b"][1][0, 0]) == 21
 
 
 async def test_a_result_that_comes_in_the_turn_in_which_its_caller_is_cancelled_is_not_lost() -> None:

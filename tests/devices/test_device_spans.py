@@ -13,7 +13,7 @@ from penstock import devices, engine
 from penstock.telemetry import names
 from tests.tracing import Tracing, attributes_of, id_of, parent_of
 
-from .kit import doubling
+from .kit import doubling, graph_of, resource_of
 
 
 def links_of(span: ReadableSpan) -> set[int]:
@@ -135,16 +135,10 @@ async def test_a_donated_argument_of_the_caller_stays_as_it_is_also_where_its_tr
 
 
 async def test_parameters_are_transferred_once(tracing: Tracing) -> None:
-    @ps.resource
-    async def weights():  # type: ignore[no-untyped-def]
-        yield np.full((64,), 3.0, np.float32)
+    weights = resource_of(lambda: np.full((64,), 3.0, np.float32))
 
     scale = ps.device_node(name="scale")(lambda x, w: x * w)
-
-    @ps.graph
-    async def scaled(x: np.ndarray) -> jnp.ndarray:
-        return scale(x, await weights())
-
+    scaled = graph_of(lambda w, x: scale(x, w), weights)
     x = np.ones(64, np.float32)
     async with engine.deploy(scaled) as service:
         for _ in range(3):

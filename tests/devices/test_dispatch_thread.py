@@ -1,20 +1,26 @@
 """The threads of a device: how many jobs are in flight, which thread waits for a job, and in which order jobs end."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock import engine
+from penstock import engine, telemetry
 from penstock.devices import dispatch
 from penstock.devices.dispatch import LEAD_SECONDS, MAX_DEPTH, MIN_DEPTH, DispatchThread
+
+from .compiled import each_call
+from .kit import doubling, row
 
 TIMEOUT_SECONDS = 20
 
@@ -50,7 +56,6 @@ class FakeJob:
         self.finish = threading.Event()
         self.enqueue = threading.Event()
         self.enqueue.set()
-        self.error: BaseException | None = None
         self.on_ready: Callable[[], None] = lambda: None
         self.result = Result(ready=inline)
         self.waited_for_by = ""
@@ -88,7 +93,6 @@ class FakeJob:
         self._events.put(("ready", self.number))
 
     def failed(self, error: BaseException) -> None:
-        self.error = error
         self._events.put(("failed", self.number))
 
 
@@ -190,16 +194,6 @@ def test_the_second_thread_waits_for_long_computations_and_the_first_for_short_o
     assert [job.waited_for_by for job in several] == ["penstock-device-test", "penstock-device-test-wait"]
 
 
-def test_what_runs_inline_does_not_overtake_what_the_second_thread_waits_for(device: Device) -> None:
-    (first,) = device.submit()
-    device.until("waited for", first.number)
-    inline = device.job(inline=True)
-    device.thread.submit(inline)
-    device.until("dispatched", inline.number)
-    first.finish.set()
-    assert device.until("ready", inline.number) == [("ready", first.number), ("ready", inline.number)]
-
-
 def test_a_job_that_comes_late_is_enqueued_while_the_present_one_is_computed(device: Device) -> None:
     for _ in range(2):
         (first,) = device.submit()
@@ -277,27 +271,6 @@ def test_results_come_in_the_order_of_the_jobs(bursts: list[tuple[int, bool, int
         assert [number for one, number in seen if one == what] == [*range(1, total + 1)]
 
 
-@pytest.mark.parametrize("number", [1, 3 * MIN_DEPTH], ids=["the one that waits", "the one that dispatches"])
-def test_a_thread_that_dies_takes_no_other_job_with_it(device: Device, number: int) -> None:
-    jobs = device.submit(number)
-
-    def die() -> None:
-        raise SystemExit(3)
-
-    jobs[0].on_ready = die
-    device.until("waited for", 1)
-    for job in jobs:
-        job.finish.set()
-    device.until("failed", 1)
-    (later,) = device.submit()
-    later.finish.set()
-    device.until("ready", later.number)
-    assert isinstance(jobs[0].error, ps.ActorRestarted)
-    assert isinstance(jobs[0].error.__cause__, SystemExit)
-    assert device.thread.restarts == 1
-    assert [job.error for job in jobs[1:]] == [None] * (number - 1)
-
-
 def test_nobody_waits_for_what_was_handed_on_while_more_of_it_comes(device: Device) -> None:
     steps = [device.job() for _ in range(2 + 2 * MIN_DEPTH)]
     for step in steps:
@@ -320,16 +293,6 @@ def test_nobody_waits_for_what_was_handed_on_while_more_of_it_comes(device: Devi
     assert others == ["penstock-device-test"] * 2 * MIN_DEPTH
 
 
-def test_what_was_handed_on_ends_also_if_nothing_comes_after_it(device: Device) -> None:
-    for _ in range(3):
-        step = device.job()
-        step.returns_pending = True
-        step.finish.set()
-        device.thread.submit(step)
-        device.until("ready", step.number)
-        assert step.waited_for_by == "penstock-device-test-wait"
-
-
 async def test_the_threads_of_a_device_have_ended_when_their_engine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     work = DispatchThread._wait_for_lent
 
@@ -342,3 +305,57 @@ async def test_the_threads_of_a_device_have_ended_when_their_engine_has(monkeypa
     async with engine.Engine() as own:
         await own.run(ps.graph(node)(1.0))
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-device-cpu:3")]
+
+
+class InFlight:
+    """Keeps computations in flight until a test ends them; notes the transfers in the meantime.
+
+    A gate inside a program would not do: a CPU runs a program with a Python callback while it dispatches it.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.transferred: asyncio.Queue[float] = asyncio.Queue()
+        self.finish = threading.Event()
+        self.loop = asyncio.get_running_loop()
+        wait = dispatch.wait_until_ready
+
+        def compute(arrays: Any) -> None:
+            assert self.finish.wait(30)
+            wait(arrays)
+
+        monkeypatch.setattr(dispatch, "wait_until_ready", compute)
+        monkeypatch.setattr(dispatch, "are_ready", lambda arrays: False)  # pyright: ignore[reportUnknownLambdaType]
+
+    def note(self, args: Any) -> None:
+        """Notes that the device has the arguments; called when the call of a program has returned."""
+        self.loop.call_soon_threadsafe(self.transferred.put_nowait, float(np.ravel(args[0])[0]))
+
+
+@pytest.mark.parametrize("batch", [None, ps.Batch(1)])
+async def test_the_next_item_is_transferred_while_the_present_one_computes(
+    monkeypatch: pytest.MonkeyPatch, batch: ps.Batch | None
+) -> None:
+    in_flight = InFlight(monkeypatch)
+    finished: list[int] = []
+
+    of = doubling(pure=False, batch=batch, prefetch=2)
+    with telemetry.profile() as profile, each_call(then=in_flight.note):
+        async with engine.deploy(of) as service:
+
+            async def item(number: int) -> None:
+                assert float((await service(row(number)))[0]) == 2 * number
+                finished.append(number)
+
+            items = [asyncio.ensure_future(item(number)) for number in range(1, 9)]
+            try:
+                async with asyncio.timeout(20):
+                    assert [await in_flight.transferred.get() for _ in range(2)] == [1, 2]
+                assert not finished
+            finally:
+                in_flight.finish.set()
+            await asyncio.gather(*items)
+    assert finished == [*range(1, 9)]
+    computed = [one for one in profile.timeline.device_slices if one.kind == "compute"]
+    assert len(computed) == 8
+    # A computation that waits behind another one has not begun.
+    assert all(after.began_seconds >= before.ended_seconds for before, after in pairwise(computed))

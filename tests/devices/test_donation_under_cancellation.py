@@ -85,46 +85,12 @@ def recorder(device: Device, *, ready: bool) -> Any:
     return Recorder()
 
 
-def recording_loop(device: Device, *, ready: bool) -> Any:
-    """The same node as an actor with its own loop, which gives up a step when the caller has left."""
-
-    @ps.node
-    class Recorder(ps.Actor[int, list[int]]):
-        async def loop(self, inbox: ps.Inbox[ps.Work[int, list[int]]]) -> None:
-            self.state = empty()
-            while True:
-                work = await inbox.get()
-                if work.value < 0:
-                    work.finish(await device.look(self.state))
-                    continue
-                try:
-                    async with asyncio.timeout(None) as timer:
-                        watch = asyncio.ensure_future(self._stop_with(work, timer))
-                        try:
-                            self.state = await device.step(self.state, work.value, ready=ready)
-                            work.finish([])
-                        finally:
-                            watch.cancel()
-                except TimeoutError:
-                    pass
-
-        async def _stop_with(self, work: "ps.Work[int, list[int]]", timer: asyncio.Timeout) -> None:
-            while not work.cancelled:
-                await asyncio.sleep(0)
-            timer.reschedule(asyncio.get_running_loop().time())
-
-    return Recorder()
-
-
 @pytest.mark.parametrize("ready", [True, False])
-@pytest.mark.parametrize("kind", [recorder, recording_loop])
-async def test_the_state_is_always_usable_and_has_seen_every_step_that_has_begun(
-    kind: Callable[..., Any], ready: bool, effort: int
-) -> None:
+async def test_the_state_is_always_usable_and_has_seen_every_step_that_has_begun(ready: bool, effort: int) -> None:
     for seed in range(effort):
         chance = random.Random(seed)
         device = Device()
-        async with engine.deploy(ps.graph(kind(device, ready=ready))) as service:
+        async with engine.deploy(ps.graph(recorder(device, ready=ready))) as service:
             calls: list[asyncio.Task[list[int]]] = []
             for number in range(100):
                 calls.append(asyncio.ensure_future(service(number)))

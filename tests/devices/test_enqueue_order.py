@@ -133,7 +133,7 @@ async def train(mesh):
     device = devices.actor(mesh)
     bound = device.bind(step, donate_argnums=(0,), ready=False)
     weights, x = await device.run(lambda: (jnp.zeros(()), jnp.ones((64, 64))))
-    for _ in range(1500):
+    for _ in range(500):
         weights = await bound(weights, x)
     return float(weights)
 
@@ -149,7 +149,7 @@ asyncio.run(main())
 def test_steps_with_collectives_that_are_handed_on_do_not_starve_each_other() -> None:
     # XLA aborts the process if CPU devices wait for each other for longer than this limit.
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collective_call_terminate_timeout_seconds=8"
-    assert run_program(_STEPS_WITH_COLLECTIVES, XLA_FLAGS=flags).split() == [str(1500 * 64.0 * 64)] * 2
+    assert run_program(_STEPS_WITH_COLLECTIVES, XLA_FLAGS=flags).split() == [str(500 * 64.0 * 64)] * 2
 
 
 # --- Moving an array to another placement does not wait for its computation ---
@@ -180,7 +180,7 @@ def shardings() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("steps", [1, 4, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3, 5, 6, 7, 8, 9, 10))])
+@pytest.mark.parametrize("steps", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 3, 5, 6, 7, 8, 9, 10))])
 def test_an_array_is_the_same_wherever_it_goes(steps: int) -> None:
     there = [*shardings().values()]
     for source, target in zip(there, there[steps:] + there[:steps], strict=True):

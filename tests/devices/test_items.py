@@ -2,9 +2,8 @@
 
 import asyncio
 import functools
-import gc
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from jax.sharding import PartitionSpec
 import penstock as ps
 from penstock import devices, engine
 from tests.devices.gates import Gate
-from tests.devices.kit import on_the_host, report_of
+from tests.devices.kit import graph_of, on_the_host, report_of, resource_of
 from tests.kit import SCHEDULERS
 
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4) + 1
@@ -99,11 +98,7 @@ READERS = {
 @pytest.mark.parametrize("reader", READERS)
 async def test_the_item_that_one_reader_takes_is_all_that_the_program_gives(reader: str) -> None:
     read: Any = READERS[reader]
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return read(double(x)[0])
-
+    of = graph_of(lambda x: read(double(x)[0]))
     assert items_of(of).changes == ("double gives [0] of its result",)
     await same_as_plain_python(of, MATRIX)
 
@@ -123,10 +118,7 @@ KEYS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", KEYS)
 async def test_all_that_an_array_takes_for_a_place(kind: str) -> None:
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return on_host(double(x)[KEYS[kind]])
-
+    of = graph_of(lambda x: on_host(double(x)[KEYS[kind]]))
     await same_as_plain_python(of, MATRIX)
 
 
@@ -183,10 +175,7 @@ def positive(x: Any) -> bool:
 
 
 async def test_items_in_the_bodies_of_control_flow() -> None:
-    @ps.graph
-    async def of(xs: Any) -> Any:
-        return await ps.map_each(lambda x: on_host(impure(x)[1]), xs)
-
+    of = graph_of(lambda xs: ps.map_each(lambda x: on_host(impure(x)[1]), xs), awaits=True)
     await same_as_plain_python(of, [MATRIX, MATRIX + 1])
 
 
@@ -196,10 +185,7 @@ async def test_the_result_of_a_region_and_of_an_einsum() -> None:
         found = double(double(x))
         return batched(found[0]), found[1]
 
-    @ps.graph
-    async def product(x: Any) -> Any:
-        return batched(devices.einsum("ij,kj->ik", x, x)[0])
-
+    product = graph_of(lambda x: batched(devices.einsum("ij,kj->ik", x, x)[0]))
     assert len(engine.plan(region).steps) == 2
     assert items_of(product).changes
     await same_as_plain_python(region, MATRIX)
@@ -215,8 +201,7 @@ async def test_under_every_scheduler_in_streams_and_in_services(scheduler: Any) 
 
     await same_as_plain_python(of, MATRIX, scheduler=scheduler)
     with nothing_computed_here():
-        async with engine.stream([of(MATRIX + i) for i in range(5)], scheduler=scheduler) as results:
-            streamed = [one async for one in results]
+        streamed = [one async for one in engine.stream([of(MATRIX + i) for i in range(5)], scheduler=scheduler)]
         async with engine.deploy(of, scheduler=scheduler) as service:
             served = await service.map([of(MATRIX + i) for i in range(5)])
     for i in range(5):
@@ -253,11 +238,7 @@ async def test_items_that_an_annotation_says_to_be_there_take_no_program_of_thei
         await node.warmup(MATRIX)
     await same_as_plain_python(of, MATRIX)
     assert [node.compile_statistics().programs for node in (pair, table, named)] == [1, 1, 1]
-
-    @ps.graph
-    async def deeper(x: jax.Array) -> Any:
-        return pair(x)[0][1], on_host(table(x)["rows"][0]), named(x).rows[2].shape, tripled(x)[0]
-
+    deeper = graph_of(lambda x: (pair(x)[0][1], on_host(table(x)["rows"][0]), named(x).rows[2].shape, tripled(x)[0]))
     assert sorted(items_of(deeper).changes) == [
         "named gives .rows[2] of its result",
         "pair gives [0][1] of its result",
@@ -268,18 +249,12 @@ async def test_items_that_an_annotation_says_to_be_there_take_no_program_of_thei
 
 
 async def test_what_is_no_place_in_the_result_is_an_error_that_names_it() -> None:
-    @ps.graph
-    async def too_deep(x: Any) -> Any:
-        return on_host(double(x)[1, 2, 3])
-
-    @ps.graph
-    async def missing(x: Any) -> Any:
-        return on_host(split(x)["columns"])
-
+    too_deep = graph_of(lambda x: on_host(double(x)[1, 2, 3]))
+    missing = graph_of(lambda x: on_host(split(x)["columns"]))
     with pytest.raises(IndexError, match="Too many indices") as caught:
         await engine.run(too_deep(MATRIX))
     assert "while taking [(1, 2, 3)] of the result of node 'double'" in caught.value.__notes__
-    assert any("in node 'double' of graph 'too_deep', item 0" in note for note in caught.value.__notes__)
+    assert any("in node 'double' of graph 'of', item 0" in note for note in caught.value.__notes__)
     with pytest.raises(KeyError, match="columns") as other:
         await engine.run(missing(MATRIX))
     assert "while taking ['columns'] of the result of node 'split'" in other.value.__notes__
@@ -316,11 +291,7 @@ async def test_the_policy_of_the_node_is_kept() -> None:
 async def test_the_limit_of_the_node_is_shared_by_all_of_its_calls() -> None:
     gate = Gate()
     guarded = ps.device_node(device="cpu", concurrency=1, pure=False)(gate.pass_through)
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return guarded(x)[0], guarded(x)
-
+    of = graph_of(lambda x: (guarded(x)[0], guarded(x)))
     async with engine.deploy(of) as service:
         call = asyncio.create_task(service.run(of(MATRIX)))
         await gate.entered()
@@ -350,15 +321,8 @@ async def test_an_effect_comes_once() -> None:
 
 async def test_the_item_may_be_donated_and_the_node_may_overwrite_its_argument() -> None:
     overwriting = ps.device_node(device="cpu", donate=True)(lambda x: x + 1)
-
-    @ps.graph
-    async def into(x: Any) -> Any:
-        return overwriting(elsewhere.with_policy(name="first")(x)[0])
-
-    @ps.graph
-    async def out_of(x: Any) -> Any:
-        return on_host(overwriting(double(x))[0])
-
+    into = graph_of(lambda x: overwriting(elsewhere.with_policy(name="first")(x)[0]))
+    out_of = graph_of(lambda x: on_host(overwriting(double(x))[0]))
     await same_as_plain_python(into, MATRIX)
     await same_as_plain_python(out_of, MATRIX)
 
@@ -386,17 +350,10 @@ async def test_nodes_on_meshes_with_specs_and_with_replicas() -> None:
 
 async def test_parameters_are_reloaded_and_samples_compiled_as_for_the_whole() -> None:
     version = 1.0
-
-    @ps.resource
-    async def weights() -> AsyncIterator[Any]:
-        yield np.full((2, 3), version, np.float32)
+    weights = resource_of(lambda: np.full((2, 3), version, np.float32))
 
     weighted = ps.device_node(device="cpu", sample_input=(MATRIX,))(lambda w, x: w @ x)
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return on_host(weighted(await weights(), x)[0])
-
+    of = graph_of(lambda w, x: on_host(weighted(w, x)[0]), weights)
     async with engine.deploy(of, warmup=True) as service:
         assert weighted.compile_statistics().programs == 1
         with nothing_computed_here():
@@ -410,41 +367,13 @@ async def test_parameters_are_reloaded_and_samples_compiled_as_for_the_whole() -
 
 async def test_what_a_node_gives_is_an_array_before_its_items_are_taken_except_for_rows_of_batches() -> None:
     of_numpy = ps.device_node(device="cpu")(lambda x: np.arange(3))
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return of_numpy(x)[7], on_host(batched(x)[0])
-
+    of = graph_of(lambda x: (of_numpy(x)[7], on_host(batched(x)[0])))
     assert (await engine.run(of(MATRIX)))[0] == 2  # NumPy would refuse
     assert not any("batched" in change for change in items_of(of).changes)  # its rows are left to NumPy
 
 
-async def test_a_graph_that_is_made_again_compiles_nothing() -> None:
-    traced: list[None] = []
-
-    @ps.device_node(device="cpu")
-    def node(x: Any) -> Any:
-        traced.append(None)
-        return x + 1
-
-    async def run() -> None:
-        @ps.graph
-        async def of(x: Any) -> Any:
-            return on_host(node(x)[0])
-
-        await engine.run(of(MATRIX))
-
-    for _ in range(2):
-        await run()
-        gc.collect()
-    assert len(traced) == node.compile_statistics().programs == 1
-
-
 async def test_a_fake_gives_what_it_gives() -> None:
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return double(x)[0], elsewhere(x)[0, 0]
-
+    of = graph_of(lambda x: (double(x)[0], elsewhere(x)[0, 0]))
     await engine.run(of(MATRIX))
     with ps.testing.replace(double, lambda x: ["no array"]):
         assert await engine.run(of(MATRIX)) == ("no array", 2)

@@ -13,6 +13,8 @@ import penstock as ps
 from penstock import data, devices, engine
 from penstock.devices.wrong_fusions import compiler_options
 
+from .kit import graph_of
+
 pytest.importorskip("jax")
 
 SIDE = 64
@@ -150,10 +152,7 @@ async def test_what_stages_and_streams_hold_is_in_flight(pipeline: Any, least: i
 
 
 async def test_what_a_stage_holds_on_a_device_is_there() -> None:
-    @ps.graph
-    async def feed(count: int) -> AsyncIterator[Any]:
-        return chunks(count) >> data.to_device("cpu") >> data.shuffled(30, seed=1)
-
+    feed = graph_of(lambda count: chunks(count) >> data.to_device("cpu") >> data.shuffled(30, seed=1))
     found = await engine.memory(feed(60), items=5)
     assert 30 * MATRIX <= (found.in_flight_device_bytes or 0) <= 60 * MATRIX
 
@@ -212,11 +211,7 @@ async def test_it_runs_once_and_fails_as_a_run_does() -> None:
 
 async def test_only_programs_that_the_call_used_are_told() -> None:
     doubled = ps.device_node(lambda x: x * 2)
-
-    @ps.graph
-    async def of(count: int) -> Any:
-        return doubled(ps.node(np.zeros)(count))
-
+    of = graph_of(lambda count: doubled(ps.node(np.zeros)(count)))
     await engine.run(of(8))
     await engine.run(of(16))
     for _ in range(2):

@@ -1,7 +1,7 @@
-"""Device nodes on a mesh give the results of one device; arrays that do not divide evenly are padded or refused."""
+"""Device nodes on a mesh give the results of one device, and so do stages on parts of a mesh."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import devices, engine
 from tests.conftest import EFFORT
+
+from .gates import Gate
+from .kit import graph_of, resource_of, row
 
 MESH = devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
 P = jax.P
@@ -60,6 +63,15 @@ async def test_one_spec_stands_for_all_parameters_and_shardings_of_jax_serve_too
     np.testing.assert_allclose(np.asarray(result), np.tanh(X @ W), rtol=1e-5)
 
 
+@pytest.mark.parametrize("axis_type", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+async def test_a_function_may_name_specs_without_a_mesh_whatever_its_axes(axis_type: Any) -> None:
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(axis_type,) * 2, devices=jax.devices("cpu"))
+    constrain = jax.lax.with_sharding_constraint if axis_type is jax.sharding.AxisType.Auto else jax.reshard
+    options: dict[str, Any] = {"in_specs": (P("data"), None), "out_specs": P("data")}
+    node = ps.device_node(device=mesh, **options)(lambda x, w: constrain(x, P("data", None)) @ w)
+    np.testing.assert_allclose(np.asarray(await engine.run(ps.graph(node)(X, W))), X @ W, rtol=1e-5)
+
+
 async def test_a_sharding_over_other_devices_is_refused() -> None:
     first, second = devices.DeviceMesh(shape=(2, 4), axis_names=("stage", "data"), device="cpu").split("stage")
     elsewhere = jax.sharding.NamedSharding(devices.select(second), P("data"))
@@ -77,9 +89,7 @@ async def test_a_spec_is_a_prefix_of_a_pytree() -> None:
     np.testing.assert_allclose(np.asarray(result), X @ W + 3, rtol=1e-5)
 
 
-@ps.resource
-async def weights() -> AsyncIterator[dict[str, Any]]:
-    yield {"w": W}
+weights = resource_of(lambda: {"w": W})
 
 
 async def test_parameters_of_a_resource_are_placed_once_split_as_their_spec_says() -> None:
@@ -141,11 +151,7 @@ async def test_what_does_not_divide_is_refused_with_the_sizes_and_the_remedy(
 
 async def test_a_parameter_of_a_resource_that_does_not_divide_is_refused_alike() -> None:
     node = ps.device_node(device=MESH, in_specs={"w": P("data")})(lambda x, w: x @ w["w"])
-
-    @ps.graph
-    async def graph(x: Any) -> Any:
-        return node(x, await weights())
-
+    graph = graph_of(lambda w, x: node(x, w), weights)
     with pytest.raises(ValueError, match=r"argument 'w'\['w'\] has 6 elements along axis 0"):
         await engine.run(graph(X))
 
@@ -155,17 +161,13 @@ async def test_batches_of_any_size_are_padded_so_that_their_rows_can_be_split(co
     node = ps.device_node(device=MESH, batch=ps.Batch(8), in_specs=P("data"), out_specs=P("data"))(
         lambda x, w: {"product": jnp.tanh(x @ w), "sum": x.sum()}
     )
-
-    @ps.graph
-    async def graph(x: Any) -> Any:
-        return node(x, W)
-
-    rows = [X[number % 8] * number for number in range(count)]
+    graph = graph_of(lambda x: node(x, W))
+    items = [X[number % 8] * number for number in range(count)]
     async with engine.deploy(graph, max_in_flight=16) as service:
-        results = await asyncio.gather(*(service(row) for row in rows))
-    for row, result in zip(rows, results, strict=True):
-        np.testing.assert_allclose(result["product"], np.tanh(row @ W), rtol=1e-5)
-        np.testing.assert_allclose(result["sum"], row.sum(), rtol=1e-4, atol=1e-5)
+        results = await asyncio.gather(*map(service, items))
+    for item, result in zip(items, results, strict=True):
+        np.testing.assert_allclose(result["product"], np.tanh(item @ W), rtol=1e-5)
+        np.testing.assert_allclose(result["sum"], item.sum(), rtol=1e-4, atol=1e-5)
 
 
 async def test_ragged_items_are_padded_and_masked_on_a_mesh() -> None:
@@ -224,3 +226,137 @@ def test_random_sizes_and_specs_give_what_one_device_gives_or_are_refused(
 
 async def _run(call: Any) -> Any:
     return await engine.run(call)
+
+
+STAGES = devices.DeviceMesh(shape=(4, 2), axis_names=("stage", "data"), device="cpu")
+
+
+def test_a_mesh_is_cut_along_any_axis_into_parts_that_have_all_its_axes() -> None:
+    whole = devices.select(STAGES)
+    stages = STAGES.split("stage")
+    assert [stage.shape for stage in stages] == [(1, 2)] * 4
+    for index, stage in enumerate(stages):
+        assert (devices.select(stage).devices == whole.devices[index : index + 1]).all()
+    columns = STAGES.split("data")
+    assert [column.shape for column in columns] == [(4, 1)] * 2
+    assert (devices.select(columns[1]).devices == whole.devices[:, 1:]).all()
+    single = columns[1].split("stage")[2]
+    assert (devices.select(single).devices == whole.devices[2:3, 1:]).all()
+    assert stages[1] == STAGES.split("stage")[1] != stages[2]
+    assert repr(STAGES) == "DeviceMesh(shape=(4, 2), axis_names=('stage', 'data'), device='cpu')"
+    assert repr(stages[1]) == "DeviceMesh(shape=(1, 2), axis_names=('stage', 'data'), device='cpu') at 2, 3 of (4, 2)"
+    assert len({*stages, *STAGES.split("stage")}) == 4
+    with pytest.raises(ValueError, match="no axis 'rows'; it has stage, data"):
+        STAGES.split("rows")
+    large = devices.DeviceMesh(shape=(4, 4), axis_names=("stage", "data"), device="cpu")
+    with pytest.raises(ps.DeviceError, match=r"shape \(4, 4\) needs 16 devices, and there are 8"):
+        devices.select(large.split("stage")[0])
+
+
+async def test_a_pipeline_of_stages_gives_what_one_device_gives() -> None:
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=(8, 8)).astype(np.float32) for _ in range(4)]
+    layer = resource_of(lambda index: weights[index])
+
+    specs: dict[str, Any] = {"in_specs": {"w": P(None, "data"), "x": P("data")}, "out_specs": P("data")}
+    stages = [ps.device_node(device=part, **specs)(lambda w, x: jnp.tanh(x @ w)) for part in STAGES.split("stage")]
+
+    @ps.graph
+    async def pipeline(x: Any) -> Any:
+        for index, compute in enumerate(stages):
+            x = compute(await layer(index), x)
+        return x
+
+    batches = [rng.normal(size=(4, 8)).astype(np.float32) for _ in range(12)]
+    given = [result async for result in engine.stream(pipeline(batch) for batch in batches)]
+    for batch, result in zip(batches, given, strict=True):
+        for w in weights:
+            batch = np.tanh(batch @ w)
+        np.testing.assert_allclose(np.asarray(result), batch, rtol=1e-4, atol=1e-5)
+    assert [stage.compile_statistics().transfers for stage in stages] == [0, 12, 12, 12]
+
+
+async def test_a_stage_works_on_an_item_while_the_one_before_works_on_the_next() -> None:
+    gates = [Gate() for _ in range(4)]
+
+    def stage(part: devices.DeviceMesh, gate: Gate) -> Any:
+        return ps.device_node(device=part, pure=False)(lambda x: gate.pass_through(x) + 1)
+
+    # One device for each stage: on simulated devices, programs with collectives run one at a time.
+    line = devices.DeviceMesh(shape=(4,), axis_names=("stage",), device="cpu")
+    first, second, third, last = map(stage, line.split("stage"), gates)
+
+    pipeline = first >> second >> third >> last
+    async with engine.stream(pipeline(row(10 * item)) for item in range(4)) as results:
+        given = asyncio.ensure_future(_all(results))
+        # A gate lets one computation pass at a time: the pipeline fills, step by step.
+        for step in range(4):
+            for gate in gates[: step + 1]:
+                await gate.entered()
+            if step < 3:
+                for gate in gates[: step + 1]:
+                    gate.let_one_pass()
+        # The last stage holds the first item, while the first stage holds the last one.
+        assert [gate.values[-1][0] for gate in gates] == [30, 21, 12, 3]
+        for gate in gates:
+            gate.open()
+        assert [float(result[0]) for result in await given] == [4, 14, 24, 34]
+
+
+async def _all(results: Any) -> list[Any]:
+    return [result async for result in results]
+
+
+LEFT, RIGHT = devices.DeviceMesh(shape=(2, 4), axis_names=("stage", "data"), device="cpu").split("stage")
+SQUARE = np.arange(64, dtype=np.float32).reshape(8, 8)
+
+
+def placed(mesh: devices.DeviceMesh, fn: Callable[[Any], Any]) -> Any:
+    """Returns a node whose argument and result are split in the same way."""
+    return ps.device_node(device=mesh, in_specs=P("data"), out_specs=P("data"), pure=False)(fn)
+
+
+async def test_only_a_mismatch_between_nodes_is_a_transfer_and_it_has_a_direction() -> None:
+    first, matching = placed(LEFT, lambda x: x + 1), placed(LEFT, lambda x: x * 2)
+    second = ps.device_node(device=RIGHT, in_specs=P(None, "data"), out_specs=P("data"), pure=False)(
+        lambda x: jnp.cumsum(x, 0)
+    )
+    third = ps.device_node(device="cpu:3", pure=False)(lambda x: x)
+    graph = first >> matching >> second >> third
+    for _ in range(3):
+        result = await engine.run(graph(SQUARE))
+    np.testing.assert_allclose(np.asarray(result), np.cumsum(SQUARE + 1, 0) * 2)
+    assert first.compile_statistics().transfers == matching.compile_statistics().transfers == 0
+    (direction,) = second.compile_statistics().directions
+    assert str(direction) == (
+        "x: mesh(stage=1, data=4) P('data') -> mesh(stage=1, data=4) of cpu:4,5,6,7 P(None, 'data'), 3 times"
+    )
+    assert second.compile_statistics().transfers == 3
+    (direction,) = third.compile_statistics().directions
+    assert (direction.argument, direction.destination, direction.count) == ("x", "cpu:3", 3)
+
+
+async def test_a_result_goes_from_mesh_to_mesh_before_it_is_ready() -> None:
+    gate = Gate()
+
+    slow = ps.device_node(device=LEFT, out_specs=P("data"), pure=False)(gate.pass_through)
+    after = ps.device_node(device=RIGHT, in_specs=P(None, "data"), pure=False)(lambda x: x.sum(0))
+    other = ps.device_node(device=RIGHT, pure=False)(lambda x: x * 2)
+    graph, beside = slow >> after, ps.graph(other)
+    gate.open()
+    await engine.run(graph(SQUARE))
+    await engine.run(beside(SQUARE))
+    await gate.entered()
+    gate.close()
+    async with engine.deploy(graph, beside) as service, asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(service.run(graph(SQUARE)))
+        await gate.entered()
+        while after.compile_statistics().transfers < 2:
+            await asyncio.sleep(0)
+        second = tasks.create_task(service.run(beside(SQUARE)))
+        while other.compile_statistics().hits < 1:  # the thread of the second mesh does not wait for the first mesh
+            await asyncio.sleep(0)
+        assert not first.done()
+        gate.open()
+    np.testing.assert_allclose(np.asarray(first.result()), SQUARE.sum(0))
+    np.testing.assert_allclose(np.asarray(second.result()), SQUARE * 2)

@@ -171,8 +171,7 @@ async def test_the_page_lists_exactly_what_is_emitted(collected: Collected) -> N
             with contextlib.suppress(ValueError):
                 await own.run(whole(x))
             with contextlib.suppress(ValueError):
-                async with own.stream([whole(x)]) as results:
-                    assert [result async for result in results] == [3]
+                assert [result async for result in own.stream([whole(x)])] == [3]
         async with own.deploy(whole, batched) as service, service.stream([whole(1)]) as results:
             await service.run(batched(row(1)))
             assert await anext(results) == 1

@@ -19,7 +19,7 @@ from tests.conftest import EFFORT
 from tests.tracing import Tracing, attributes_of
 
 from .gates import Gate
-from .kit import refusing, row
+from .kit import graph_of, refusing, row
 from .test_busy_devices import little_memory
 
 WIDTH = 3
@@ -54,9 +54,7 @@ def per_token(x: devices.Array, ids: devices.Array, scale: Any, segments: Any = 
     return {"hidden": attended(x, segments, positions) * scale, "ids": ids + 1}
 
 
-@ps.graph
-async def both(x: Any) -> Any:
-    return per_item(x), per_token(x, ids_of(x), 2.0)
+both = graph_of(lambda x: (per_item(x), per_token(x, ids_of(x), 2.0)))
 
 
 @ps.node
@@ -83,7 +81,7 @@ async def results_of(graph: Any, items: list[Any]) -> list[Any]:
         return [*await asyncio.gather(*map(service, items), return_exceptions=True)]
 
 
-@settings(max_examples=8 * EFFORT, deadline=None)
+@settings(max_examples=5 * EFFORT, deadline=None)
 @given(st.lists(st.integers(0, 16), min_size=1, max_size=24), st.sets(st.integers(0, 23), max_size=2))
 def test_an_item_gets_the_same_whatever_shares_its_row(lengths: list[int], bad: set[int]) -> None:
     items = [item_of(length, seed) for seed, length in enumerate(lengths)]
@@ -247,10 +245,7 @@ async def test_arrays_that_all_items_share_are_passed_once() -> None:
         assert (table.shape, by.shape) == ((10,), ())
         return jnp.einsum("ril,rl->ri", members_of(segments, 4), table[ids] * by)
 
-    @ps.graph
-    async def of(ids: Any) -> Any:
-        return looked_up(ids, 3.0, table)
-
+    of = graph_of(lambda ids: looked_up(ids, 3.0, table))
     results = await results_of(of, [np.array(ids, np.int32) for ids in ([1, 2], [9], [])])
     assert numbers_of(results) == [9, 27, 0]
     assert looked_up.batch_statistics().batches == 1
@@ -262,10 +257,7 @@ def plus_one(x: devices.Array, segments: Any = None) -> Any:
 
 
 async def test_neighbours_that_pack_stay_programs_of_their_own() -> None:
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return plus_one(plus_one(x))
-
+    of = graph_of(lambda x: plus_one(plus_one(x)))
     assert "plus_one stays a program of its own: it has rows of several items" in str(engine.plan(of))
     (result,) = await results_of(of, [ones(3)])
     assert result.tolist() == [3, 3, 3]
@@ -316,11 +308,7 @@ async def test_a_result_of_another_shape_is_refused_when_it_is_traced(results: A
 
 async def test_arguments_that_are_no_sequences_of_one_length_are_refused() -> None:
     plus = ps.device_node(device="cpu", batch=batch_of(results="tokens"))(lambda x, y, segments=None: x + y)
-
-    @ps.graph
-    async def of(xy: Any) -> Any:
-        return plus(xy[0], xy[1])
-
+    of = graph_of(lambda xy: plus(xy[0], xy[1]))
     x = ones(3)
     number, other, keys, fine = await results_of(
         of, [(x, 2.0), (x, ones(2)), (x, jax.random.split(jax.random.key(0), 3)), (x, x)]
@@ -335,10 +323,7 @@ async def test_arguments_that_are_no_sequences_of_one_length_are_refused() -> No
 
 
 async def test_what_rows_of_several_items_cannot_do_is_refused() -> None:
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return plus_one(x, segments=np.ones((1, 8), np.int32))
-
+    of = graph_of(lambda x: plus_one(x, segments=np.ones((1, 8), np.int32)))
     (error,) = await results_of(of, [ones(3)])
     assert "node 'plus_one': its batch makes the argument 'segments', so leave it out" in str(error)
     with pytest.raises(TypeError, match="node 'plus_one' is written for rows of several items"):

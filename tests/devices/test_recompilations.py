@@ -1,18 +1,23 @@
-"""Why a node was compiled again: told in its statistics, and logged once per cause."""
+"""Which changes need another program, as in `jax.jit`, and what statistics and the log say of the cause."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import structlog
 
 import penstock as ps
 from penstock import devices, engine
+from penstock.devices import programs
 from penstock.devices.compiling import CompileCache
 from penstock.devices.recompilation import CompileLog
-from tests.devices.compiled import called, leased, program
+
+from .compiled import called, compiled, configured, leased, program
+from .kit import graph_of, resource_of
 
 Events = list[Any]
 
@@ -86,41 +91,7 @@ def test_a_configuration_is_named_with_its_values(cache: CompileCache) -> None:
     assert (reason.before, reason.after) == ("None", "'highest'")
 
 
-def test_shapes_that_a_caller_bounds_are_no_cause_for_a_log(cache: CompileCache, events: Events) -> None:
-    node = program(lambda x: x + 1, bucketed=(frozenset({0}),))
-    for size in range(1, 13):
-        called(cache, node, ones(size))
-    assert events == []
-    reasons = node.log.statistics().recompilations
-    assert len(reasons) == 11
-    assert {reason.remedy for reason in reasons} == {""}
-
-
-@pytest.mark.parametrize(
-    ("bucketed", "first", "second", "is_meant"),
-    [
-        ({0}, ones(1, 3), ones(2, 4), False),
-        ({0, 1}, ones(1, 8, 3), ones(4, 16, 3), True),
-        ({0, 1}, ones(1, 8, 3), ones(4, 16, 5), False),
-        ({0}, ones(1, 3), ones(1, 3, 1), False),
-        (set(), ones(3), ones(4), False),
-    ],
-)
-def test_a_batch_is_told_what_its_buckets_do_not_bound_yet(
-    bucketed: set[int], first: Any, second: Any, is_meant: bool, cache: CompileCache, events: Events
-) -> None:
-    node = program(lambda x: x + 1, bucketed=(frozenset(bucketed),))
-    called(cache, node, first)
-    called(cache, node, second)
-    [reason] = node.log.statistics().recompilations
-    assert reason.cause == "shape"
-    assert bool(reason.remedy) is not is_meant
-    assert [event["remedy"] for event in events] == [reason.remedy] * bool(reason.remedy)
-
-
-@ps.resource
-async def weights() -> AsyncIterator[Any]:
-    yield ones(3)
+weights = resource_of(lambda: ones(3))
 
 
 def called_both_ways(node: Any) -> Any:
@@ -156,11 +127,7 @@ TABLE = ones(3)
 
 def scaled_by_a_table(**options: Any) -> tuple[Any, Any]:
     node = ps.device_node(name="scaled", device="cpu", batch=ps.Batch(1), **options)(lambda x, table: x * table)
-
-    @ps.graph
-    async def by_table(x: Any) -> Any:
-        return node(x, TABLE)
-
+    by_table = graph_of(lambda x: node(x, TABLE))
     return node, by_table
 
 
@@ -199,14 +166,6 @@ async def test_lengths_of_buckets_are_meant_and_other_axes_have_a_remedy(events:
     assert "pad_axes=" in event["remedy"]
 
 
-def test_a_program_that_was_evicted_says_so(cache: CompileCache) -> None:
-    node = program(lambda x: x + 1)
-    cache.resize(1)
-    for size in (1, 2, 1):
-        called(cache, node, ones(size))
-    assert [reason.cause for reason in node.log.statistics().recompilations] == ["shape", "eviction"]
-
-
 def test_a_function_that_is_made_anew_for_each_call_is_explained(cache: CompileCache, events: Events) -> None:
     log = CompileLog()
     for _ in range(3):
@@ -217,20 +176,6 @@ def test_a_function_that_is_made_anew_for_each_call_is_explained(cache: CompileC
     assert "outside of the loop" in event["remedy"]
 
 
-def test_programs_of_a_node_that_are_meant_to_be_several_are_not_explained(cache: CompileCache, events: Events) -> None:
-    log = CompileLog()
-
-    def fn(x: Any) -> Any:
-        return x + 1
-
-    for device in range(3):
-        called(cache, program(fn, device=device, log=log), ones(3))
-    called(cache, program(jax.vmap(fn), log=log), ones(3))
-    assert log.statistics().recompilations == ()
-    assert log.statistics().programs == 4
-    assert events == []
-
-
 @pytest.mark.parametrize("batch", [None, ps.Batch(4)])
 async def test_each_run_on_a_device_is_a_hit_or_a_miss(batch: ps.Batch | None) -> None:
     doubled = ps.device_node(device="cpu", batch=batch)(lambda x: x * 2)
@@ -239,3 +184,165 @@ async def test_each_run_on_a_device_is_a_hit_or_a_miss(batch: ps.Batch | None) -
         await engine.run(double(np.full(size, number, np.float32)))
         statistics = doubled.compile_statistics()
         assert (statistics.hits, statistics.misses) == counted
+
+
+# Those that hold for all threads are in test_device_actors.py.
+CONFIGURATIONS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "x64, on this thread": lambda: jax.enable_x64(True),
+    "matmul precision, on this thread": lambda: jax.default_matmul_precision("float32"),
+    "NaNs, on this thread": lambda: jax.debug_nans(True),
+    "promotion": lambda: configured("jax_numpy_dtype_promotion", "strict"),
+    "rank promotion": lambda: jax.numpy_rank_promotion("raise"),
+    "mesh": lambda: jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices("cpu")[:1]), ("data",))),
+}
+
+
+@pytest.mark.parametrize("change", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+def test_each_configuration_has_its_own_program(
+    change: Callable[[], AbstractContextManager[Any]], cache: CompileCache
+) -> None:
+    node, args = program(lambda x: x * x), (np.ones(3, np.float32),)
+    first = compiled(cache, node, *args)
+    with change():
+        assert cache.find(node, args) is None
+        second = compiled(cache, node, *args)
+        assert cache.find(node, args) is second
+        np.testing.assert_array_equal(second(*args), np.ones(3))
+    assert cache.find(node, args) is first
+    with change():
+        assert cache.find(node, args) is second
+    assert {reason.cause for reason in node.log.statistics().recompilations} == {"configuration"}
+
+
+@pytest.mark.parametrize("change", [nullcontext, lambda: jax.enable_x64(True)])
+def test_the_configuration_of_the_caller_reaches_the_thread_that_compiles(
+    change: Callable[[], AbstractContextManager[Any]], cache: CompileCache
+) -> None:
+    seen: list[Any] = []
+
+    def fn(x: jax.Array) -> jax.Array:
+        seen.append((x.dtype, jax.config.jax_enable_x64))
+        return x + 1
+
+    x = np.ones(2, np.float64)
+    with change():
+        result = called(cache, program(fn), x)
+        expected = jax.jit(fn)(x)
+    assert result.dtype == expected.dtype
+    assert seen[0] == seen[1]
+    assert jax.config.jax_enable_x64 is False
+
+
+@pytest.fixture
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clears the cached configuration; resets the x64 option afterwards."""
+    monkeypatch.setattr(programs, "_known", {})
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_a_configuration_that_changes_while_it_is_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = programs._state
+    changes = iter([True])
+
+    def state() -> Hashable:
+        read = original()
+        for value in changes:  # changes the option once, as another thread could
+            jax.config.update("jax_enable_x64", value)
+        return read
+
+    monkeypatch.setattr(programs, "_state", state)
+    configuration = programs.current()
+    assert configuration.state == original()
+    jax.config.update("jax_enable_x64", False)
+    with configuration.entered():
+        assert jax.config.jax_enable_x64 is True
+
+
+@pytest.mark.usefixtures("nothing_known")
+@pytest.mark.parametrize("argument", [np.ones(2), [np.ones(2)], 2.5], ids=["array", "list", "number"])
+def test_dtypes_are_those_of_a_configuration_whatever_has_been_set_meanwhile(argument: Any) -> None:
+    jax.config.update("jax_enable_x64", True)
+    configuration, node = programs.current(), program(lambda x: x)
+    jax.config.update("jax_enable_x64", False)
+    signatures = [programs.signature_of((argument,), (), configuration, node)]
+    jax.config.update("jax_enable_x64", True)
+    signatures.append(programs.signature_of((argument,), (), programs.current(), node))
+    assert "float64" in str(signatures[0])
+    assert signatures[0] == signatures[1]
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_what_is_set_while_a_program_is_compiled_is_none_of_its_business(cache: CompileCache) -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        jax.config.update("jax_enable_x64", True)  # as another thread could
+        return x + np.arange(3.0)
+
+    x = np.ones(3)
+    executable = compiled(cache, program(fn), x)
+    jax.config.update("jax_enable_x64", False)
+    assert executable(x).dtype == np.float32
+
+
+VALUES: dict[str, Callable[[], Any]] = {
+    "NumPy float32": lambda: np.ones((2, 3), np.float32),
+    "NumPy float64": lambda: np.ones((2, 3)),
+    "NumPy int64": lambda: np.arange(3),
+    "NumPy bool": lambda: np.ones(3, bool),
+    "NumPy scalar": lambda: np.float64(2.5),
+    "array": lambda: jnp.ones(3, jnp.bfloat16),
+    "weak array": lambda: jnp.asarray(1.5),
+    "bool": lambda: True,
+    "int": lambda: 3,
+    "float": lambda: 2.5,
+    "complex": lambda: 1j,
+    "key": lambda: jax.random.key(0),
+    "keys": lambda: jax.random.split(jax.random.key(0), 3),
+    "None": lambda: None,
+    "list of numbers": lambda: [1, 2.5, True],
+    "nested": lambda: {"a": (np.ones(2), None, [jnp.zeros(3)]), "b": 1},
+    "big-endian": lambda: np.ones(2, ">f4"),
+    "empty tuple": lambda: (),
+}
+
+
+@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
+def test_what_jit_takes_is_taken_with_the_same_result(make: Callable[[], Any], x64: bool, cache: CompileCache) -> None:
+    def is_key(leaf: Any) -> bool:
+        return jnp.issubdtype(jax.typeof(leaf).dtype, jax.dtypes.prng_key)
+
+    def fn(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf if is_key(leaf) else leaf * 2, x)
+
+    node = program(fn)
+    with jax.enable_x64(x64):
+        value = make()
+        try:
+            expected = jax.jit(fn)(value)
+        except TypeError:
+            with pytest.raises(TypeError, match=r"node 'node': x is an array of >f4"):
+                cache.find(node, (value,))
+            return
+        result = called(cache, node, value)
+        assert cache.find(node, (make(),)) is not None
+        assert jax.tree.structure(result) == jax.tree.structure(expected)
+        for got, wanted in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
+            assert str(jax.typeof(got)) == str(jax.typeof(wanted))  # includes the weak type
+            if not is_key(got):
+                np.testing.assert_array_equal(got, wanted)
+
+
+def test_what_has_the_same_type_for_jax_shares_a_program(cache: CompileCache) -> None:
+    node = program(lambda x: x + 1)
+    first = compiled(cache, node, np.ones(3, np.float32))
+    for same in (np.zeros(3), jnp.ones(3), jax.device_put(jnp.ones(3), jax.devices("cpu")[1])):
+        assert cache.find(node, (same,)) is first
+    for other in (np.ones(4, np.float32), np.ones((3, 1), np.float32), np.ones(3, np.int32), 1.0, [np.ones(3)]):
+        assert cache.find(node, (other,)) is None
+    scalar = compiled(cache, node, 1.0)
+    assert cache.find(node, (2.0,)) is scalar
+    for other in (1, True, np.float32(1), jnp.float32(1)):
+        assert cache.find(node, (other,)) is None
+    assert compiled(cache, node, jax.ShapeDtypeStruct((3,), np.float32)) is first

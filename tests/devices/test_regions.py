@@ -1,7 +1,12 @@
-"""Adjacent device nodes become one program if no other step reads the values between them; all other steps stay."""
+"""Adjacent device nodes become one program if no other step reads the values between them; all other steps stay.
+
+Random graphs compute what NumPy computes: as regions and node by node, alone and in batches.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -9,11 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import devices, engine
+from tests.conftest import EFFORT
 
-from .kit import names, report_of
+from .kit import graph_of, names, report_of, resource_of
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -30,13 +38,6 @@ increment = ps.device_node(name="increment")(lambda x: x + 1)
 @ps.node
 def on_host(x: Any) -> Any:
     return np.asarray(x)
-
-
-async def test_a_chain_is_one_program() -> None:
-    chain = increment >> double >> increment
-    assert names(chain) == ["increment → double → increment"]
-    assert float(await engine.run(chain(np.float32(3)))) == 9
-    assert increment.compile_statistics().programs >= 1
 
 
 async def test_regions_cross_the_borders_of_graphs_and_join_diamonds() -> None:
@@ -100,10 +101,7 @@ async def test_an_effect_divides() -> None:
 
 
 async def test_a_node_is_not_made_to_wait_for_more_than_it_reads() -> None:
-    @ps.graph
-    async def waits(x: Any, y: Any) -> Any:
-        return add(double(x), on_host(y))
-
+    waits = graph_of(lambda x, y: add(double(x), on_host(y)))
     assert sorted(names(waits)) == ["add", "double", "on_host"]
     assert report_of(waits).notes == ("double is not in one program with add, which waits for more: it runs meanwhile",)
 
@@ -216,11 +214,7 @@ async def test_static_arguments_keywords_defaults_and_containers_are_kept() -> N
 
 def test_what_a_program_is_compiled_for_is_not_computed_inside_it() -> None:
     repeat = ps.device_node(static=("times",), name="repeat")(lambda x, times: jnp.tile(x, times))  # noqa: PLW0108
-
-    @ps.graph
-    async def computed(x: Any) -> Any:
-        return repeat(x, increment(double(x)))
-
+    computed = graph_of(lambda x: repeat(x, increment(double(x))))
     assert names(computed) == ["double → increment", "repeat"]
 
 
@@ -233,9 +227,7 @@ async def test_what_one_node_gives_is_an_array_for_the_next_as_between_programs(
 
 
 async def test_a_resource_is_one_parameter_that_is_shared_by_a_batch() -> None:
-    @ps.resource
-    async def weights() -> AsyncIterator[Any]:
-        yield {"w": np.full((3,), 2, np.float32)}
+    weights = resource_of(lambda: {"w": np.full((3,), 2, np.float32)})
 
     batch = ps.Batch(4)
     shapes: list[Any] = []
@@ -265,19 +257,9 @@ async def test_a_resource_is_one_parameter_that_is_shared_by_a_batch() -> None:
 async def test_what_one_member_takes_with_rows_is_not_shared_in_the_region() -> None:
     scaled = ps.device_node(name="scaled", batch=ps.Batch(4), shared=("table",))(lambda x, table: x * table)
     moved = ps.device_node(name="moved", batch=ps.Batch(4))(lambda x, y: x + y)
-
-    @ps.graph
-    async def squares(x: Any) -> Any:
-        return moved(scaled(x, x), x)
-
-    @ps.graph
-    async def with_number(x: Any) -> Any:
-        return moved(scaled(x, x), 2.0)
-
-    @ps.graph
-    async def with_table(x: Any, table: Any) -> Any:
-        return moved(scaled(x, table), table)
-
+    squares = graph_of(lambda x: moved(scaled(x, x), x))
+    with_number = graph_of(lambda x: moved(scaled(x, x), 2.0))
+    with_table = graph_of(lambda x, table: moved(scaled(x, table), table))
     row = np.arange(3, dtype=np.float32)
     calls = [
         (squares, lambda i: (row * i,), lambda i: (row * i) ** 2 + row * i),
@@ -291,9 +273,7 @@ async def test_what_one_member_takes_with_rows_is_not_shared_in_the_region() -> 
             np.testing.assert_array_equal(result, expected(i))
 
 
-@ps.resource
-async def weights() -> AsyncIterator[Any]:
-    yield np.arange(3, dtype=np.float32)
+weights = resource_of(lambda: np.arange(3, dtype=np.float32))
 
 
 async def test_nodes_stay_apart_where_a_region_would_take_nothing_with_rows() -> None:
@@ -302,23 +282,15 @@ async def test_nodes_stay_apart_where_a_region_would_take_nothing_with_rows() ->
     moved = ps.device_node(name="moved", batch=batch, shared=("table",))(lambda x, table: x + table)
     taken = ps.device_node(name="taken", batch=batch)(lambda x, table: x * table)
     next_one = ps.device_node(name="next_one", batch=batch)(lambda x: x + 1)
-
-    @ps.graph
-    async def of_shared(table: Any) -> Any:
-        return moved(scaled(2.0, table), table)
+    of_shared = graph_of(lambda table: moved(scaled(2.0, table), table))
 
     @ps.graph
     async def of_resource() -> Any:
         w = await weights()
         return taken(taken(2.0, w), w)
 
-    @ps.graph
-    async def of_nothing() -> Any:
-        return next_one(next_one(2.0))
-
-    @ps.graph
-    async def with_rows(x: Any, table: Any) -> Any:
-        return moved(scaled(x, table), table)
+    of_nothing = graph_of(lambda: next_one(next_one(2.0)))
+    with_rows = graph_of(lambda x, table: moved(scaled(x, table), table))
 
     @ps.graph
     async def in_a_body(numbers: list[int]) -> list[Any]:
@@ -344,14 +316,8 @@ async def test_a_region_is_compiled_for_what_the_samples_of_its_nodes_say() -> N
     row = np.zeros(3, np.float32)
     first = ps.device_node(sample_input=[(row,), (row[:1],)], name="first")(lambda w, x: w * x)
     last = ps.device_node(sample_input=(row, row))(lambda x, y: x + y)
-
-    @ps.graph
-    async def model(x: Any, y: Any) -> Any:
-        return last(first(await weights(), x), y)
-
-    @ps.graph
-    async def unknown(x: Any) -> Any:
-        return increment(first(await weights(), double(x)))
+    model = graph_of(lambda w, x, y: last(first(w, x), y), weights)
+    unknown = graph_of(lambda w, x: increment(first(w, double(x))), weights)
 
     async with engine.deploy(model, warmup=True) as service:
         assert first.compile_statistics().programs == last.compile_statistics().programs == 2
@@ -376,22 +342,21 @@ async def test_errors_name_all_nodes_and_the_one_that_failed() -> None:
     assert "of graph 'double" in notes
 
 
-async def test_a_graph_that_is_traced_again_compiles_nothing() -> None:
-    node = ps.device_node(name="counted")(lambda x: x + 1)
+async def test_a_graph_that_is_made_or_traced_again_compiles_nothing() -> None:
+    node, of_item = (ps.device_node(name=name)(lambda x: x + 1) for name in ("counted", "of_item"))
 
-    def make() -> Any:
-        @ps.graph
-        async def chain(x: Any) -> Any:
-            return node(node(x))
-
+    async def run() -> Any:
+        chain = graph_of(lambda x: (node(node(x)), of_item(x)[0]))
+        await engine.run(chain(np.ones(3)))
         return chain
 
-    first, second = make(), make()
-    await engine.run(first(np.ones(3)))
-    await engine.run(second(np.ones(3)))
+    first = await run()
+    for _ in range(2):
+        await run()
+        gc.collect()
     with ps.testing.replace(on_host, lambda x: x):
         await engine.run(first(np.ones(3)))
-    assert node.compile_statistics().programs == 1
+    assert node.compile_statistics().programs == of_item.compile_statistics().programs == 1
 
 
 async def test_bodies_have_regions_too() -> None:
@@ -417,7 +382,7 @@ def test_drawings_of_the_graph_stay_the_users() -> None:
     )
 
 
-@pytest.mark.parametrize("count", [105, 10_000])
+@pytest.mark.parametrize("count", [105, 3000])
 def test_regions_are_cut_where_compiling_would_take_long(count: int) -> None:
     @ps.graph
     async def long(x: Any) -> Any:
@@ -427,3 +392,166 @@ def test_regions_are_cut_where_compiling_would_take_long(count: int) -> None:
 
     rest = ["increment ×5"] if count % 50 else []
     assert sorted(names(long)) == rest + ["increment ×50"] * (count // 50)
+
+
+N = 4
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of node: its function, for JAX as well as NumPy, and the axes of its operands and its result.
+
+    All numbers are positive, so that no sum cancels, and the error of a float32 stays small.
+    """
+
+    compute: Callable[..., Any]
+    needs: tuple[int, ...]  # least number of axes of each operand
+    axes: Callable[..., int]  # number of axes of the result, given the axes of the operands
+
+
+def dot_splat(np_: Any, x: Any) -> Any:
+    return x @ np_.ones((N, N), np.float32)
+
+
+KINDS = {
+    "tanh": Kind(lambda np_, x: np_.tanh(x), (0,), lambda x: x),
+    "scaled": Kind(lambda np_, x: x * 0.5 + 1, (0,), lambda x: x),
+    "add": Kind(lambda np_, x, y: x + y, (0, 0), max),
+    "gate": Kind(lambda np_, x, y: np_.tanh(x) * y, (0, 0), max),
+    "dot": Kind(lambda np_, x, y: np_.tanh(x) @ y, (2, 2), lambda x, y: 2),
+    "dot_splat": Kind(dot_splat, (1,), lambda x: x),
+    # JAX 0.10.2 computes wrong values for this kind, inside one node as well as in two that become one program.
+    "dot_splat_sum": Kind(lambda np_, x: dot_splat(np_, x).sum(0), (2,), lambda x: 1),
+    "sum": Kind(lambda np_, x: x.sum(0), (1,), lambda x: x - 1),
+    "largest": Kind(lambda np_, x: x.max(-1), (1,), lambda x: x - 1),
+    "pair": Kind(lambda np_, x: {"a": x + 1, "b": (x * 2, 3.0)}, (0,), lambda x: x),
+    "gathered": Kind(lambda np_, x: (x["p"][0] + x["p"][1]) * x["q"], (0, 0), max),
+    # These kinds are on another device and on the host, so regions have to be cut without a circle.
+    "elsewhere": Kind(lambda np_, x: x * 2, (0,), lambda x: x),
+    "on_host": Kind(lambda np_, x: x + 1, (0,), lambda x: x),
+    # These kinds make no nodes: a graph applies them to the result of a node.
+    "row": Kind(lambda np_, x: x[1], (1,), lambda x: x - 1),
+    "turned": Kind(lambda np_, x: x.T, (0,), lambda x: x),
+}
+ITEMS = ("row", "turned")
+
+
+def nodes_of(batch: ps.Batch | None) -> dict[str, Any]:
+    def node(name: str, kind: Kind) -> Any:
+        if name == "on_host":
+            return ps.node(name=name)(lambda x: np.asarray(x) + np.float32(1))
+        if name == "elsewhere":
+            return ps.device_node(name=name, device="cpu:1")(lambda x: kind.compute(jnp, x))
+        if len(kind.needs) == 1 or name == "gathered":
+            return ps.device_node(name=name, batch=batch)(lambda x: kind.compute(jnp, x))
+        return ps.device_node(name=name, batch=batch)(lambda x, y: kind.compute(jnp, x, y))
+
+    return {name: node(name, kind) for name, kind in KINDS.items() if name not in ITEMS}
+
+
+@ps.node(effectful=True)
+def mark(at: int) -> None: ...
+
+
+ALONE, BATCHED = nodes_of(None), nodes_of(ps.Batch(4))
+
+
+@dataclass(frozen=True)
+class Random:
+    """A random graph: lines (kind, operands), results, whether nodes are batched, and the call after an effect."""
+
+    lines: tuple[tuple[str, tuple[int, ...]], ...]
+    results: tuple[int, ...]
+    batched: bool
+    effect_at: int
+
+    def run(self, call: Callable[[str, list[Any]], Any], x: Any, y: Any) -> list[Any]:
+        values = [x, y]
+        for name, operands in self.lines:
+            given = [values[operand] for operand in operands]
+            if name == "gathered":
+                given = [{"p": [given[0], 2.0], "q": given[1]}]
+            value = KINDS[name].compute(None, *given) if name in ITEMS else call(name, given)
+            values.append(value["a"] if name == "pair" else value)
+            if name == "pair":
+                values.append(value["b"][0])
+        return [values[index] for index in self.results]
+
+    def graph(self) -> Any:
+        nodes = BATCHED if self.batched else ALONE
+
+        @ps.graph
+        async def random_graph(x: Any, y: Any) -> Any:
+            calls = iter(range(99))
+
+            def call(name: str, operands: list[Any]) -> Any:
+                if next(calls) == self.effect_at:
+                    mark(self.effect_at)
+                return nodes[name](*operands)
+
+            return self.run(call, x, y)
+
+        return random_graph
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Random:
+    axes = [2, 1]
+    lines: list[tuple[str, tuple[int, ...]]] = []
+    for _ in range(draw(st.integers(1, 9))):
+        name = draw(st.sampled_from(sorted(KINDS)))
+        needs = KINDS[name].needs
+        fitting = [[i for i, have in enumerate(axes) if have >= need] for need in needs]
+        operands = tuple([draw(st.sampled_from(some[-3:] if draw(st.booleans()) else some)) for some in fitting])
+        lines.append((name, operands))
+        axes += [KINDS[name].axes(*[axes[operand] for operand in operands])] * (2 if name == "pair" else 1)
+    results = draw(st.lists(st.integers(2, len(axes) - 1), min_size=0, max_size=2))
+    return Random(tuple(lines), (*results, len(axes) - 1), draw(st.booleans()), draw(st.integers(0, 9)))
+
+
+def expected(graph: Random, x: Any, y: Any) -> list[Any]:
+    return graph.run(lambda name, operands: KINDS[name].compute(np, *operands), np.float64(x), np.float64(y))
+
+
+@settings(max_examples=7 * EFFORT)
+@given(graph=graphs(), seed=st.integers(0, 99))
+async def test_random_graphs_compute_what_numpy_computes(graph: Random, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    inputs = [(draw.random((N, N), np.float32) + 0.1, draw.random(N, np.float32) + 0.1) for _ in range(3)]
+
+    def check(results: Any, item: int) -> None:
+        for result, right in zip(results, expected(graph, *inputs[item]), strict=True):
+            assert np.shape(result) == np.shape(right)
+            np.testing.assert_allclose(result, right, rtol=1e-4)
+
+    fused = graph.graph()
+    check(await engine.run(fused(*inputs[0])), 0)
+    async with engine.stream([fused(*one) for one in inputs]) as results:
+        for item, result in enumerate([one async for one in results]):
+            check(result, item)
+    async with engine.deploy(fused) as service:
+        for item, result in enumerate(await service.map([fused(*one) for one in inputs])):
+            check(result, item)
+    check(await engine.run(graph.graph()(*inputs[0]), fuse=False), 0)
+
+
+@pytest.mark.parametrize("nodes", [ALONE, BATCHED], ids=["alone", "batched"])
+async def test_dot_and_reduce_of_a_splat_constant_in_one_region(nodes: dict[str, Any]) -> None:
+    splat = graph_of(lambda x: nodes["sum"](nodes["dot_splat"](x)))
+    (step,) = engine.plan(splat).steps
+    assert step.label == "dot_splat → sum"
+    x = np.random.default_rng(0).random((256, N), np.float32)
+    np.testing.assert_allclose(await engine.run(splat(x)), dot_splat(np, x).sum(0), rtol=1e-5)
+
+
+@given(graph=graphs())
+def test_regions_of_random_graphs_make_no_cycle_and_count_what_changed(graph: Random) -> None:
+    plan: Any = engine.plan(graph.graph())
+    known = set(plan.trace.parameter_sources)
+    for step in plan.steps:  # the order of steps defines each value before it is read, so there is no cycle
+        assert {read.source for read in step.head.reads()} <= known
+        known.add(step.source)
+    assert {read.source for read in plan.result.children} <= known
+    [report] = [one for one in plan.reports if one.name == "regions"]
+    saved = sum(int(change.rpartition(": ")[2].split()[0]) for change in report.changes)
+    assert saved == report.before - report.after

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ import penstock as ps
 from penstock import devices, engine
 
 from .gates import Gate, gated
-from .kit import row, values_of
+from .kit import graph_of, resource_of, row, values_of
 
 MESH = devices.DeviceMesh(shape=(2,), axis_names=("x",))
 
@@ -75,17 +74,10 @@ async def test_with_room_for_more_each_device_gets_one_before_any_gets_two() -> 
 
 async def test_parameters_are_placed_on_each_device_and_reloaded_there() -> None:
     version = 1.0
-
-    @ps.resource
-    async def weights() -> AsyncIterator[dict[str, Any]]:
-        yield {"w": np.full(3, version, np.float32)}
+    weights = resource_of(lambda: {"w": np.full(3, version, np.float32)})
 
     scaled = ps.device_node(device="cpu:2", replicas=3)(lambda parameters, x: parameters["w"] * x)
-
-    @ps.graph
-    async def graph(x: Any) -> Any:
-        return scaled(await weights(), x)
-
+    graph = graph_of(scaled, weights)
     async with engine.deploy(graph) as service:
         for version in (1.0, 5.0):
             await service.reload(weights)

@@ -13,6 +13,8 @@ from jax import P
 import penstock as ps
 from penstock import devices, engine
 
+from .kit import graph_of
+
 TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
 IDS = [np.int32(2), np.int32(0), np.int32(3)]
 
@@ -36,22 +38,13 @@ def stacked_elements(node: Any) -> int:
 
 async def in_bodies(node: Any, *tables: Any) -> list[Any]:
     """Runs one body over all ids for each table; the table is a constant of the body."""
-
-    @ps.graph
-    async def look_up(table: Any, ids: list[Any]) -> list[Any]:
-        return await ps.map_each(lambda index: node(table, index), ids)
-
+    look_up = graph_of(lambda table, ids: ps.map_each(lambda index: node(table, index), ids), awaits=True)
     return await asyncio.gather(*[engine.run(look_up(table, IDS)) for table in tables])
 
 
 def constant_graph(node: Any, table: Any) -> Any:
     """Returns a graph whose constant is the table."""
-
-    @ps.graph
-    async def look_up(index: Any) -> Any:
-        return node(table, index)
-
-    return look_up
+    return graph_of(lambda index: node(table, index))
 
 
 def expected(table: Any) -> list[Any]:
@@ -110,20 +103,11 @@ async def test_calls_from_graphs_with_other_constants_run_in_other_batches() -> 
 async def test_calls_with_other_numbers_share_a_batch() -> None:
     node = node_of(2)
 
-    @ps.graph
-    async def look_up(table: Any, index: Any, scale: Any) -> Any:
-        return node(table, index, scale)
+    look_up = ps.graph(node)
 
     found = await asyncio.gather(*[engine.run(look_up(TABLE, IDS[0], scale)) for scale in (2, 3)])
     assert as_lists(found) == [(TABLE[2] * 2).tolist(), (TABLE[2] * 3).tolist()]
     assert node.batch_statistics().batches == 1
-
-
-async def test_what_a_body_captures_is_passed_once_if_the_node_says_so() -> None:
-    node = node_of(len(IDS), shared=("table",))
-    [found] = await in_bodies(node, TABLE)
-    assert as_lists(found) == expected(TABLE)
-    assert (node.batch_statistics().batches, stacked_elements(node)) == (1, 2 * len(IDS))
 
 
 async def test_items_with_other_objects_run_in_other_batches_only_if_the_node_says_so() -> None:
@@ -200,11 +184,7 @@ async def test_shared_arguments_are_compiled_before_the_first_call() -> None:
 async def test_a_shared_argument_of_one_member_is_shared_in_a_region() -> None:
     halved = ps.device_node(device="cpu", batch=ps.Batch(8))(lambda x: x / 2)
     first = ps.device_node(device="cpu", batch=ps.Batch(8), shared=("table",))(looked_up)
-
-    @ps.graph
-    async def look_up(table: Any, ids: list[Any]) -> list[Any]:
-        return await ps.map_each(lambda index: halved(first(table, index)), ids)
-
+    look_up = graph_of(lambda table, ids: ps.map_each(lambda index: halved(first(table, index)), ids), awaits=True)
     assert as_lists(await engine.run(look_up(TABLE, IDS))) == expected(TABLE / 2)
     assert [one.statistics().real_elements for one in logs_of(halved)] == [len(IDS)]
 
@@ -214,11 +194,7 @@ async def test_the_spec_of_a_shared_argument_has_no_axis_for_the_batch() -> None
     specs = {"w": P(None, "model"), "x": P("data")}
 
     product = ps.device_node(device=mesh, batch=ps.Batch(8), shared=("w",), in_specs=specs)(lambda w, x: x @ w)
-
-    @ps.graph
-    async def products(w: Any, rows: list[Any]) -> list[Any]:
-        return await ps.map_each(lambda x: product(w, x), rows)
-
+    products = graph_of(lambda w, rows: ps.map_each(lambda x: product(w, x), rows), awaits=True)
     weights = np.arange(6, dtype=np.float32).reshape(3, 2)
     assert as_lists(await engine.run(products(weights, list(TABLE)))) == (TABLE @ weights).tolist()
     assert stacked_elements(product) == TABLE.size

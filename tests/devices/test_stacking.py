@@ -1,22 +1,26 @@
-"""Items with equal shapes become one batch in its own buffers; items that cannot be stacked fail alone."""
+"""Items become one batch in its own buffers, padded and masked; items that cannot be stacked fail alone."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
-ml_dtypes = pytest.importorskip("ml_dtypes")
+import penstock as ps
+from penstock import devices, engine
+from penstock.devices.arguments import Stacker, on_host, split
+from penstock.devices.batch_items import BatchItem
+from penstock.devices.device_batch import SHORTEST_LENGTH, DeviceBatch, batch_sizes, padded_length
+from penstock.devices.engine_device import batch_size
+from penstock.devices.programs import current
 
-from penstock.devices.arguments import BatchLog, Stacker, on_host, split  # noqa: E402
-from penstock.devices.batch_items import BatchItem  # noqa: E402
-from penstock.devices.device_batch import SHORTEST_LENGTH, DeviceBatch, batch_sizes, padded_length  # noqa: E402
-from penstock.devices.engine_device import batch_size  # noqa: E402
-from penstock.devices.programs import current  # noqa: E402
+from .kit import graph_of
 
 
 def stacker_of(*parameters: str, **options: Any) -> Stacker:
@@ -59,30 +63,6 @@ def test_what_jax_makes_of_a_dtype_goes_into_the_batch() -> None:
                 [array] = stacker.stack([item_of(stacker, value)], 1).arguments
                 wanted = jnp.asarray(value)
                 assert (array.dtype, array[0].tolist()) == (wanted.dtype, wanted.tolist())
-
-
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=12))
-def test_ragged_items_are_grouped_by_length_padded_with_zeros_and_masked(lengths: list[int]) -> None:
-    stacker = stacker_of("scale", "tokens", pad_axes={"tokens": 0})
-    groups: dict[Any, list[tuple[int, BatchItem]]] = {}
-    for length in lengths:
-        tokens = {"ids": np.arange(1, length + 1), "weights": np.ones((length, 2), np.float32)}
-        item = item_of(stacker, 1.0, tokens)
-        groups.setdefault(item.signature, []).append((length, item))
-    assert len(groups) == len({padded_length(length, "powers_of_two") for length in lengths})
-    for members in groups.values():
-        stacked = stacker.stack([item for _, item in members], 16)
-        [mask] = stacked.masks
-        tokens = stacked.arguments[1]
-        width = padded_length(members[0][0], "powers_of_two")
-        assert mask.shape == tokens["ids"].shape == (16, width)
-        assert tokens["weights"].shape == (16, width, 2)
-        for row in range(16):
-            length = members[min(row, len(members) - 1)][0]
-            assert mask[row].tolist() == [place < length for place in range(mask.shape[1])]
-            assert tokens["ids"][row][mask[row]].tolist() == [*range(1, length + 1)]
-            assert tokens["weights"][row].sum() == 2 * length
-            assert not tokens["ids"][row][~mask[row]].any()
 
 
 def test_a_mask_of_two_axes_has_both_in_the_order_in_which_they_are_named() -> None:
@@ -147,40 +127,12 @@ def test_what_cannot_be_padded_is_refused_with_sizes(value: Any, message: str) -
         item_of(stacker, value)
 
 
-def test_results_are_read_only_views_of_one_array() -> None:
-    stacker = stacker_of("x")
-    stacked = stacker.stack([item_of(stacker, float(n)) for n in range(3)], 4)
-    whole = np.arange(8.0).reshape(4, 2)
-    rows = split({"a": jnp.asarray(stacked.arguments[0]), "b": (whole, None)}, stacked, "embed")
-    assert [row["a"].tolist() for row in rows] == [0, 1, 2]
-    assert [row["b"][0].tolist() for row in rows] == [[0, 1], [2, 3], [4, 5]]
-    for row in rows:
-        assert isinstance(row["a"], np.ndarray)
-        assert row["a"].shape == ()
-        assert np.shares_memory(row["b"][0], whole)
-        assert not row["a"].flags.writeable | row["b"][0].flags.writeable
-    assert whole.flags.writeable
-    assert [row.tolist() for row in split(whole, stacked, "embed")] == [[0, 1], [2, 3], [4, 5]]
-    assert split(None, stacked, "embed") == [None] * 3
-
-
 @pytest.mark.parametrize("shape", [(), (3,), (2, 4)])
 def test_a_result_without_rows_is_refused(shape: tuple[int, ...]) -> None:
     stacker = stacker_of("x")
     stacked = stacker.stack([item_of(stacker, 1.0)] * 3, 4)
     with pytest.raises(ValueError, match=rf"node 'embed'.*{re.escape(str(shape))}.*which has 4 rows"):
         split((np.zeros(4), np.zeros(shape)), stacked, "embed")
-
-
-def test_the_padding_share_counts_rows_and_lengths() -> None:
-    padding = BatchLog("padding")
-    assert padding.statistics().padding_share == 0
-    stacker = stacker_of("tokens", "scale", pad_axes={"tokens": 0})
-    padding.add(stacker.stack([item_of(stacker, np.zeros(length), 1.0) for length in (7, 5, 8)], 4))
-    found = padding.statistics()
-    assert (found.calls, found.rows, found.real_elements, found.elements) == (3, 4, 23, 36)
-    padding.add(stacker.stack([item_of(stacker, np.zeros(8), 1.0)], 1))
-    assert padding.statistics().padding_share == pytest.approx(1 - 32 / 45)
 
 
 @pytest.mark.parametrize(
@@ -210,3 +162,76 @@ def test_a_length_is_padded_to_less_than_twice_or_to_the_shortest_or_to_the_buck
         assert length <= padded
         assert padded == SHORTEST_LENGTH or padded < 2 * length
     assert [padded_length(length, (3, 10)) for length in (0, 3, 4, 10, 11)] == [3, 3, 10, 10, None]
+
+
+def node_of(fn: Callable[..., Any], *padded: str) -> Any:
+    batch = devices.DeviceBatch(8, pad_axes=dict.fromkeys(padded, 0))
+    return ps.device_node(device="cpu", batch=batch, name="embed")(fn)
+
+
+def one(tokens: Any, mask: Any = None) -> Any:
+    return mask.sum()
+
+
+def named(tokens: Any, scale: Any, *, tokens_mask: Any = None) -> Any:
+    return tokens_mask.sum()
+
+
+def two(tokens: Any, image: Any, image_mask: Any = None, tokens_mask: Any = None) -> Any:
+    return 10 * image_mask.sum() + tokens_mask.sum()
+
+
+def both(tokens: Any, mask: Any, tokens_mask: Any = None) -> Any:
+    return 10 * mask + tokens_mask.sum()
+
+
+@pytest.mark.parametrize(
+    ("fn", "padded", "arguments", "result"),
+    [
+        (one, ["tokens"], [np.ones(3)], 3),
+        (named, ["tokens"], [np.ones(3), 7], 3),
+        (two, ["tokens", "image"], [np.ones(3), np.ones(2)], 23),
+        (both, ["tokens"], [np.ones(3), 4], 43),
+    ],
+)
+async def test_a_mask_has_the_name_of_its_parameter_or_is_the_only_one(
+    fn: Callable[..., Any], padded: list[str], arguments: list[Any], result: int
+) -> None:
+    node = node_of(fn, *padded)
+    embedded = graph_of(lambda: node(*arguments))
+    assert await engine.run(embedded()) == result
+    assert await engine.run(ps.graph(node)(*arguments)) == result
+
+
+async def test_without_padded_parameters_a_mask_is_a_parameter_as_any_other() -> None:
+    node = node_of(lambda tokens, mask=None: tokens.sum() if mask is None else mask)
+    assert await engine.run(ps.graph(node)(np.ones(3))) == 3
+
+
+def none(tokens: Any) -> None: ...
+def two_and_one_mask(tokens: Any, image: Any, mask: Any = None) -> None: ...
+def no_default(tokens: Any, mask: Any) -> None: ...
+def wrong_default(tokens: Any, mask: Any = 0) -> None: ...
+def by_position(tokens: Any, mask: Any = None, /) -> None: ...
+def in_front(tokens: Any, mask: Any = None, scale: Any = 1) -> None: ...
+def in_front_of_all(tokens: Any, mask: Any = None, *more: Any) -> None: ...
+def keyword(*, tokens: Any, mask: Any = None) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("fn", "padded", "message"),
+    [
+        (none, ["tokens"], r"'embed' pads 'tokens'.*tokens_mask=None or mask=None"),
+        (two_and_one_mask, ["tokens", "image"], r"add the parameter tokens_mask=None,"),
+        (none, ["words"], r"\{'words': \.\.\.\}, but no such parameter; it has tokens"),
+        (no_default, ["tokens"], "make it mask=None"),
+        (wrong_default, ["tokens"], "make it mask=None"),
+        (by_position, ["tokens"], "passed by keyword"),
+        (in_front, ["tokens"], "move the parameter 'mask' behind 'scale'"),
+        (in_front_of_all, ["tokens"], r"the parameter \*more: Any has no place in a program"),
+        (keyword, ["tokens"], "no such parameter"),
+    ],
+)
+def test_a_padded_parameter_without_a_mask_is_refused(fn: Callable[..., Any], padded: list[str], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        node_of(fn, *padded)

@@ -1,4 +1,4 @@
-"""`node.vmap(...)` gives the result of `jax.vmap`, at once, in chunks of one program, and over a mesh."""
+"""Nodes of JAX's own transformations: `node.vmap(...)`, at once, in chunks and over a mesh; and `devices.einsum`."""
 
 import asyncio
 from typing import Any
@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import devices, engine
 from tests.conftest import EFFORT
+
+from .kit import graph_of
 
 MESH = devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
 RANDOM = np.random.default_rng(0)
@@ -34,10 +36,7 @@ squared = ps.device_node(lambda x: x @ x)
 
 
 async def run(node: Any, *args: Any) -> Any:
-    @ps.graph
-    async def graph(*, given: Any) -> Any:
-        return node(*[given[index] for index in range(len(args))])
-
+    graph = graph_of(lambda *, given: node(*[given[index] for index in range(len(args))]))
     return await engine.run(graph(given=args))
 
 
@@ -51,8 +50,8 @@ def same(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", MESH], ids=["one", "mesh"])
 @given(
-    rows=st.integers(0, 20),
-    batch_size=st.one_of(st.none(), st.integers(1, 24)),
+    rows=st.sampled_from([0, 1, 13, 20]),
+    batch_size=st.sampled_from([None, 1, 4, 24]),
     axes=st.sampled_from([(0, 0), (1, 0), (0, {"norm": 0, "out": 1}), (-1, {"norm": 0, "out": -1})]),
     on_device=st.booleans(),
 )
@@ -104,22 +103,6 @@ async def test_rows_are_split_over_a_mesh_and_the_rest_of_a_chunk_is_padded() ->
     assert [sharding.shard_shape((8, 5)) for sharding in seen] == [(1, 5)]
 
 
-async def test_it_is_a_node_among_others_in_a_deployment() -> None:
-    encode = ps.device_node(score)
-    chunked, at_once = encode.vmap((0, None), batch_size=4), encode.vmap((0, None))
-
-    @ps.graph
-    async def graph(x: Any) -> Any:
-        first = chunked(doubled(x), W)
-        return doubled(first["out"]), at_once(x, W)["norm"], first["norm"]
-
-    async with engine.deploy(graph, warmup=False) as service:
-        results = await asyncio.gather(*(service(X[:rows]) for rows in (13, 7)))
-    for rows, (out, norm, doubled_norm) in zip((13, 7), results, strict=True):
-        once, twice = scores_of(X[:rows]), scores_of(X[:rows] * 2)
-        same((out, norm, doubled_norm), (twice["out"] * 2, once["norm"], twice["norm"]))
-
-
 async def test_the_program_of_a_chunk_is_compiled_at_warmup() -> None:
     encode = ps.device_node(sample_input=(X[0], W))(score)
     chunked = encode.vmap((0, None), batch_size=4)
@@ -146,3 +129,65 @@ async def test_wrong_rows_and_options_are_refused() -> None:
                 await run(encode.vmap(axes, batch_size=size), X, W)
     with pytest.raises(TypeError, match="dot"):
         await run(squared.vmap(batch_size=4), np.ones((5, 2, 3), np.float32))
+
+
+def flops(fn: Any, *args: Any) -> float:
+    """Returns the operations of a compiled function, by XLA's own analysis."""
+    cost: Any = jax.jit(fn).lower(*args).compile().cost_analysis()
+    return float(cost["flops"])
+
+
+def test_outside_of_a_graph_it_is_jaxs() -> None:
+    a = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_allclose(devices.einsum("ij->ji", a), a.T)
+    np.testing.assert_allclose(devices.einsum("...j->...", a), a.sum(-1))
+
+
+async def test_a_call_is_a_node_whose_products_are_in_the_best_order() -> None:
+    power = graph_of(lambda a, v: devices.einsum("ij,jk,k->i", a, a, v))
+    assert "einsum ij,jk,k->i" in str(power)
+    (step,) = engine.plan(power).steps
+    node: Any = step.head.callee
+    n = 500
+    a, v = np.random.default_rng(0).random((n, n), np.float32), np.ones(n, np.float32)
+    assert flops(node.fn, a, a, v) <= 2e6
+    np.testing.assert_allclose(await engine.run(power(a, v)), a @ (a @ v), rtol=1e-4)
+
+
+async def test_it_is_fused_with_other_nodes_around_it() -> None:
+    halved = ps.device_node(name="halved")(lambda x: x / 2)
+    mixed = graph_of(lambda a, b: halved(devices.einsum("ij->", devices.einsum("ij,jk->ik", halved(a), b))))
+    (step,) = engine.plan(mixed).steps
+    assert step.label == "halved → einsum ij,jk->ik → einsum ij-> → halved"
+    a = np.random.default_rng(0).random((3, 3))
+    np.testing.assert_allclose(await engine.run(mixed(a, a)), (a @ a).sum() / 4, rtol=1e-5)
+
+
+def test_subscripts_that_are_no_text_are_refused_with_the_line() -> None:
+    @ps.graph
+    async def symbolic(x: Any) -> Any:
+        return devices.einsum(x, x)
+
+    line = f"{__file__}:{symbolic.fn.__code__.co_firstlineno + 2}"
+    with pytest.raises(ps.GraphTraceError, match="write them as text") as no:
+        engine.plan(symbolic)
+    assert str(no.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "name"), [("ij, jk", "ij,jk->ik"), ("ij, jk -> ki", "ij,jk->ki"), ("ii", "ii->")]
+)
+def test_snapshots_know_a_sum_by_its_written_out_subscripts(subscripts: str, name: str) -> None:
+    summed = graph_of(lambda a: devices.einsum(subscripts, *[a] * (subscripts.count(",") + 1)))
+    assert f"einsum {name}" in str(summed)
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "told"),
+    [("ii->i", "index 'i' has the lengths 1 and 5 in operand 1"), ("i?->i", r"'\?' is no index"), ("ij->ik", "k")],
+)
+async def test_subscripts_that_do_not_fit_are_refused(subscripts: str, told: str) -> None:
+    diagonal = graph_of(lambda a: devices.einsum(subscripts, a))
+    with pytest.raises(ValueError, match=told) as no:
+        await engine.run(diagonal(np.ones((1, 5), np.float32)))
+    assert f"einsum {subscripts}" in "\n".join(no.value.__notes__)

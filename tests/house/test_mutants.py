@@ -86,7 +86,7 @@ MUTANTS = [Mutant(*row) for row in [
      "tests/devices/test_device_actors.py::test_a_function_that_was_called_often_takes_nothing_for_what_it_is_not"),
     # the items that fail a batch are found, and no others blamed
     ("devices/failed_batches.py", "and len(calls) > 1:", "and len(calls) > 2:",
-     "tests/devices/test_failed_batches.py"),
+     "tests/devices/test_batches.py::test_items_that_fail_are_found_in_few_runs_and_no_others_are_blamed"),
     # a graph whose names mean something else is traced again
     ("engine/tracing/references.py", "    def changed(self) -> bool:\n        \"\"\"Whether a name now",
      "    def changed(self) -> bool:\n        return False\n        \"\"\"Whether a name now",
