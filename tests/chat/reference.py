@@ -24,27 +24,9 @@ TOKENS = 120  # of each answer
 SLOTS = 10
 POSITIONS = (5, 5, 5, 5, 4)  # whose log probabilities are compared over the whole vocabulary, of the first five answers
 
-QUESTIONS = [
-    "What is the capital of France?", "Write a short story about a cat.", "def quicksort(items):",
-    "How do I boil an egg? Answer in three steps.", "Explain photosynthesis to a child.",
-    "List the numbers from 1 to 30.", "Translate 'good morning' into German.", "Why is the sky blue?",
-    "Give me a recipe for pancakes.", "Who wrote Hamlet?", "What is 17 times 23?", "Write a poem about the sea.",
-    "What does HTTP stand for?", "Name five animals that live in Africa.", "Summarise the story of Cinderella.",
-    "What is the difference between a list and a tuple in Python?", "Tell me a joke.", "How far away is the moon?",
-    "Write an email that asks for a day off.", "Größe, Straße, 北京, 😀: which languages are these?",
-]  # fmt: skip
-
-STRINGS = [
-    "", " ", "  ", "   a", "a   ", "\n", "\n\n", "\n\n\na", "\t", "\ta\tb", " \n \n ", "\r\n", "a\r\nb", "\u00a0",
-    "\u3000x", "a", "Hello", "Hello world", " Hello", "hello  world", "HELLO", "don't", "DON'T", "'s", "'S 't", "it’s",
-    "we'll they've I'm he'd it's you're", "1", "12", "1234567890", "3.14159", "1,000,000", "a1b2c3", "½ ² ③ Ⅷ",
-    "x=1;y=22", "٣٤٥", "é", "e\u0301", "größer — Straße", "naïve café", "Ελληνικά", "русский текст", "العربية",
-    "עברית", "हिन्दी", "ไทย", "北京大学", "こんにちは世界", "한국어", "😀", "👩‍👩‍👧‍👦", "🇩🇪🏳️‍🌈", "a😀b",
-    "\u200b\u200d", "\ufeffx",
-    "def f(x):\n    return x + 1\n", "    if x:\n\t\tpass", "<|not_special|>", "<|im_end|", "https://a.com/?q=1&r=%20#x",
-    "!!!???...", "$%^&*()_+{}|:\"<>?", "\\n\\t\\\\", "a_b__c___d", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "\x00",
-    "\x7f\x01", "\U0010fffd", "ﬁ ﬂ", "Ａｂｃ",
-]  # fmt: skip
+KEPT: dict[str, Any] = json.loads((DATA / "smollm2.json").read_text())
+QUESTIONS: list[str] = KEPT["questions"]
+TEXTS: list[str] = KEPT["texts"]  # odd ones, whose tokens are compared
 
 
 def as_float32(source: Path, target: Path) -> None:
@@ -68,7 +50,7 @@ def as_float32(source: Path, target: Path) -> None:
 class Reference(NamedTuple):
     """What llama.cpp says."""
 
-    strings: list[list[int]]  # the tokens of each of STRINGS
+    strings: list[list[int]]  # the tokens of each of TEXTS
     prompts: list[list[int]]
     answers: list[list[int]]  # the likeliest tokens, one after the other
     gaps: list[list[float]]  # by how much the log probabilities of the two likeliest differ
@@ -105,9 +87,7 @@ def ask(folder: Path) -> Reference:
             )["completion_probabilities"]  # fmt: skip
             return found
 
-        strings = [
-            post("/tokenize", content=text, add_special=False, parse_special=False)["tokens"] for text in STRINGS
-        ]
+        strings = [post("/tokenize", content=text, add_special=False, parse_special=False)["tokens"] for text in TEXTS]
         prompts: list[list[int]] = []
         for question in QUESTIONS:
             text = post("/apply-template", messages=[{"role": "user", "content": question}])["prompt"]
@@ -141,8 +121,9 @@ def write(found: Reference) -> None:
         log_probabilities=np.take_along_axis(found.log_probabilities, kept, axis=1),
     )
     gaps = [[round(gap, 4) for gap in each] for each in found.gaps]
-    text = json.dumps({**found._asdict(), "gaps": gaps, "log_probabilities": None}, separators=(",", ":"))
-    (DATA / "smollm2.json").write_text(text.replace("]],", "]],\n") + "\n")
+    about = {"questions": QUESTIONS, "texts": TEXTS, **found._asdict(), "gaps": gaps, "log_probabilities": None}
+    text = json.dumps(about, separators=(",", ":"))
+    (DATA / "smollm2.json").write_text(text.replace("]],", "]],\n").replace('"],"', '"],\n"') + "\n")
 
 
 if __name__ == "__main__":

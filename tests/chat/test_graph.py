@@ -12,23 +12,18 @@ import pytest
 import penstock as ps
 from examples.chat.actor import Asked, Writer
 from examples.chat.graph import Messages, chat
-from examples.chat.model import Parameters
 from penstock import engine, serving
 from tests.chat.recurrent import END, Recurrent, bytes_of, tokens_of, weights
 from tests.chat.test_actor import alone
+from tests.devices.kit import resource_of
 from tests.serving.openai_server import served
 
 CLIENTS = 60
 
 
-@ps.resource
-async def loaded() -> AsyncIterator[Parameters]:
-    yield weights()
-
-
 def tiny() -> ps.Graph[[Messages, serving.Request], AsyncIterator[str | serving.Delta]]:
     writer = Writer(Recurrent(), bytes_of, [END], weights(), rows=(8,), sizes=(16,), device="cpu")
-    return chat(writer, loaded, tokens_of, bytes_of)
+    return chat(writer, resource_of(weights), tokens_of, bytes_of)
 
 
 @pytest.fixture
