@@ -70,30 +70,39 @@ def children_of(pid: int) -> list[int]:
     return [int(one) for one in found]
 
 
-@ps.node(runs_on=WORKERS)
-def slow(number: int) -> tuple[int, int]:
+def slow(number: int) -> int:
     time.sleep(0.02)
-    return number, int(os.environ["RAY_RAYLET_PID"])
+    return number
 
 
-async def outcomes(numbers: range, at: int, fault: Callable[[int], None]) -> Counter[str]:
-    """Returns how often each outcome occurred; `fault` is called when `at` calls have ended."""
+near, far = (ps.graph(ps.node(runs_on=workers)(slow)) for workers in (WORKERS, ELSEWHERE))
+
+
+async def outcomes(numbers: range, at: int, fault: Callable[[], None], *, elsewhere: bool = False) -> Counter[str]:
+    """Returns how often each outcome occurred.
+
+    Args:
+        numbers: the arguments of the calls.
+        at: `fault` is called when so many calls have ended.
+        fault: makes a machine fail.
+        elsewhere: whether every sixth call needs the machine `elsewhere`, and may find no place.
+    """
     counted = Counter[str]()
-    async with engine.Engine() as e, e.deploy(ps.graph(slow)) as service:
+    allowed = (ps.WorkerDied, ps.ClusterError) if elsewhere else (ps.WorkerDied,)
+    async with engine.Engine() as e, e.deploy(near, *[far] * elsewhere) as service:
 
         async def call(number: int) -> None:
+            graph = far if elsewhere and number % 6 == 0 else near
             try:
-                found, raylet = await service(number)
-                assert found == number
-                counted[f"raylet {raylet}"] += 1
+                assert await service.run(graph(number)) == number
                 counted["results"] += 1
-            except ps.WorkerDied:
+            except allowed:
                 counted["errors"] += 1
-            if counted["results"] + counted["errors"] == at:
-                fault(0)
+            if counted.total() == at:
+                fault()
 
         await asyncio.gather(*map(call, numbers))
-    assert counted["results"] + counted["errors"] == len(numbers), counted
+    assert counted.total() == len(numbers), counted
     return counted
 
 
@@ -101,7 +110,7 @@ async def outcomes(numbers: range, at: int, fault: Callable[[int], None]) -> Cou
 async def a_killed_raylet_fails_what_had_begun_there_and_nothing_else() -> None:
     with machines(3) as (_, raylets):
 
-        def kill(_: int) -> None:
+        def kill() -> None:
             raylets[-1].kill_raylet()
 
         counted = await outcomes(range(600), 200, kill)
@@ -115,7 +124,7 @@ async def a_frozen_machine_is_noticed_and_fails_what_had_begun_there() -> None:
     began: list[float] = []
     with machines(3) as (_, raylets):
 
-        def freeze(_: int) -> None:
+        def freeze() -> None:
             pid = raylet_pid(raylets[-1])
             frozen.extend([*children_of(pid), pid])
             began.append(time.monotonic())
@@ -142,63 +151,22 @@ def more(array: Array) -> Array:
     return array + 1
 
 
-@ps.node(runs_on=TWO)
-def total(array: Array) -> float:
-    return float(array.sum())
-
-
-@ps.graph
-async def chain(number: int) -> float:
-    return total(more(make(number)))
-
-
-@ps.graph
-async def kept(number: int) -> Array:
-    return more(make(number))
+kept = make >> more
 
 
 @scenario
 async def a_full_store_spills_and_loses_nothing() -> None:
     with machines(2, object_store_memory=100 << 20):
         async with engine.Engine() as e:
-            async with e.stream(map(kept, range(12)), max_in_flight=12) as stream:
-                found = [array async for array in stream]  # 480 MB are held
+            found = [array async for array in e.stream(map(kept, range(12)), max_in_flight=12)]  # 480 MB are held
             assert [array[0] for array in found] == [number + 1.0 for number in range(12)]
-
-
-def received() -> int:
-    """Returns how many bytes the loopback network of this machine has received."""
-    lines = Path("/proc/net/dev").read_text().splitlines()
-    return sum(int(line.split(":")[1].split()[0]) for line in lines if ":" in line)
-
-
-def most_memory() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
-
-
-@scenario
-async def no_byte_of_an_array_passes_the_driver() -> None:
-    count, size = int(os.environ["PENSTOCK_TEST_ARRAYS"]), 40_000_000
-    with machines(1, num_cpus=2, object_store_memory=2 << 30):
-        async with engine.Engine() as e:
-            assert await e.run(chain(1)) == 2 * size / 8
-            before, memory, held = received(), most_memory(), 0
-            async with e.stream(map(chain, range(count))) as stream:
-                async for each in stream:
-                    held = max(held, most_memory())
-                    assert each > 0
-        moved, grown = received() - before, held - memory
-    print(f"{2 * count} arrays of {size:,} bytes: {moved:,} bytes over the network, the driver grew by {grown:,}")
-    assert moved < 2 * count * size / 20
-    assert grown < size
 
 
 @scenario
 async def a_killed_head_ends_the_driver() -> None:
     with machines(3) as (_, raylets):
 
-        def kill(_: int) -> None:
+        def kill() -> None:
             for name in ("gcs_server", "raylet"):
                 os.kill(raylets[0].all_processes[name][0].process.pid, signal.SIGKILL)
 
@@ -227,42 +195,16 @@ async def partition(seconds: float, most: int) -> None:
         link(f"ip netns exec {space} {python} {there} --resources='{{\"elsewhere\": 1}}'")
         ray.init(address="10.97.0.1:6397", log_to_driver=False)
 
-        def cut(_: int) -> None:
+        def cut() -> None:
             link(f"ip link set {space} down")
             asyncio.get_running_loop().call_later(seconds, link, f"ip link set {space} up")
 
-        counted = await asyncio.wait_for(outcomes_elsewhere(cut), 70)
+        counted = await asyncio.wait_for(outcomes(range(300), 100, cut, elsewhere=True), 70)
         print(seconds, counted)
         assert counted["errors"] <= most, counted
         ray.shutdown()
     finally:
         link(f"ip link del {space}; ip netns del {space}")
-
-
-@ps.node(runs_on=ELSEWHERE)
-def there(number: int) -> tuple[int, int]:
-    time.sleep(0.02)
-    return number, 0
-
-
-async def outcomes_elsewhere(fault: Callable[[int], None]) -> Counter[str]:
-    counted = Counter[str]()
-    async with engine.Engine() as e:
-        both = [e.deploy(ps.graph(there)), e.deploy(ps.graph(slow))]
-        async with both[0] as far, both[1] as near:
-
-            async def call(number: int) -> None:
-                try:
-                    assert (await (near if number % 6 else far)(number))[0] == number
-                    counted["results"] += 1
-                except (ps.WorkerDied, ps.ClusterError):
-                    counted["errors"] += 1
-                if counted.total() == 100:
-                    fault(0)
-
-            await asyncio.gather(*map(call, range(300)))
-    assert counted.total() == 300, counted
-    return counted
 
 
 @scenario

@@ -84,8 +84,7 @@ async def functions_coroutines_generators_and_batches_run_on_workers() -> None:
         assert found == [(2 * number, (10 * number, "later", number, 1)) for number in range(50)], found
         figures = {one.name: one.value for one in stream.statistics().actors[0].figures}
         assert figures["calls"] == 50, figures
-        async with e.stream(ps.graph(count)(1000)) as values:
-            assert [value async for value in values] == [*range(1000)]
+        assert [value async for value in e.stream(ps.graph(count)(1000))] == [*range(1000)]
         async with e.stream(ps.graph(count)(10**9)) as values:
             assert [await anext(values), await anext(values)] == [0, 1]
         async with e.deploy(ps.graph(sizes)) as service:
@@ -112,15 +111,10 @@ class Total:
 total = Total(100)
 
 
-@ps.graph
-async def totals(number: int) -> tuple[int, bool, int]:
-    return total(number)
-
-
 @scenario
 async def a_class_has_an_instance_in_each_worker_which_is_left_with_its_scope() -> None:
     async with engine.Engine() as e:
-        async with e.deploy(totals) as service:
+        async with e.deploy(ps.graph(total)) as service:
             found = [await service(1) for _ in range(4)]
             pids = {one[2] for one in found}
             assert max(one[0] for one in found) <= 104
@@ -224,10 +218,7 @@ def seen(array: Array) -> tuple[float, bool]:
 
 @scenario
 async def results_stay_on_workers_until_they_are_needed_here() -> None:
-    @ps.graph
-    async def chain(size: int) -> tuple[float, bool]:
-        return seen(increase(increase(make(size))))
-
+    chain = make >> increase >> increase >> seen
     async with engine.Engine() as e:
         for size in (10, 1_000_000):
             async with e.stream([chain(size)]) as stream:
@@ -236,6 +227,39 @@ async def results_stay_on_workers_until_they_are_needed_here() -> None:
             assert by["make"]["by value"] == 0
             assert by["increase"]["by reference"] > 8 * size
         assert await e.run(ps.graph(increase)(np.zeros(1_000_000))) is not None  # a large argument
+
+
+@ps.node(runs_on=WORKERS)
+def summed(array: Array) -> float:
+    return float(array.sum())
+
+
+def received() -> int:
+    """Returns how many bytes the networks of this machine have received."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return sum(int(line.split(":")[1].split()[0]) for line in lines if ":" in line)
+
+
+def memory() -> int:
+    """Returns how many bytes this process holds."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+
+@scenario
+async def no_byte_of_an_array_passes_the_driver() -> None:
+    count, size = 6, 5_000_000
+
+    chain = make >> increase >> summed
+    async with engine.Engine() as e:
+        assert await e.run(chain(size)) == 2 * size
+        before, held, most = received(), memory(), 0
+        async for each in e.stream(chain(size) for _ in range(count)):
+            assert each == 2 * size
+            most = max(most, memory())
+        moved = received() - before
+    assert moved < 2 * count * 8 * size / 20
+    assert most - held < 8 * size
 
 
 @ps.device_node(runs_on=WORKERS)
@@ -290,8 +314,7 @@ async def events_resources_deadlines_and_traces_reach_workers() -> None:
         return is_here(await where())
 
     async with engine.Engine() as e:
-        async with e.stream(ps.graph(tells)(1), events=str) as told:
-            assert [event.value async for event in told] == ["begin 1", "end 1"]
+        assert [event.value async for event in e.stream(ps.graph(tells)(1), events=str)] == ["begin 1", "end 1"]
         assert await e.run(with_resource())
         with trace.get_tracer("test").start_as_current_span("call") as span:
             trace_id, remaining = await e.run(ps.graph(traced)(), timeout_seconds=50)

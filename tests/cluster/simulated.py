@@ -24,7 +24,6 @@ class Simulated(Transport):
         self.busy: dict[Worker, asyncio.TimerHandle] = {}
         self.coroutines: dict[tuple[Worker, int], asyncio.TimerHandle] = {}
         self.alive: set[Worker] = set()
-        self.begun: list[Any] = []
         self.most_workers = self.most_together = self.together = 0
 
     def later(self, then: Callable[..., None], *args: Any, seconds: float | None = None) -> asyncio.TimerHandle:
@@ -63,7 +62,6 @@ class Simulated(Transport):
 
     def _begin(self, worker: Worker) -> None:
         call = self.queues[worker].pop(0)
-        self.begun.append(call.message)
         self.together += 1
         self.most_together = max(self.most_together, self.together)
         if self.random.random() < self.dies:

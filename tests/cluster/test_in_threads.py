@@ -5,59 +5,47 @@ import os
 import platform
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import engine, telemetry, testing
+from penstock import data, devices, engine, telemetry, testing
 from tests.cluster import scenarios
 from tests.cluster.scenarios import WORKERS, count, increase, make, sizes
 from tests.tracing import Tracing
 
+jax: Any = import_module("jax")
+jnp: Any = jax.numpy
 Array = Any
+TRACED: list[tuple[int, ...]] = []  # the shapes for which workers have compiled a function
 
 
 @pytest.fixture(autouse=True)
 def in_threads() -> Iterator[None]:
+    TRACED.clear()
     with testing.workers_in_threads(WORKERS):
         yield
 
 
-@ps.node(runs_on=WORKERS)
-def write(array: Array) -> Array:
+def add_in_place(array: Array) -> Array:
     array += 1
     return array
 
 
-@ps.node
-def writes_here(array: Array) -> Array:
-    array += 1
-    return array
+write, writes_here = ps.node(runs_on=WORKERS)(add_in_place), ps.node(add_in_place)
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
 async def test_arrays_that_have_travelled_are_read_only(size: int) -> None:
-    @ps.graph
-    async def there(size: int) -> Array:
-        return write(make(size))
-
-    @ps.graph
-    async def here(size: int) -> Array:
-        return writes_here(make(size))
-
-    @ps.graph
-    async def copied(size: int) -> Array:
-        return increase(make(size))
-
     async with engine.Engine() as e:
-        for graph in (there, here):
+        for graph in (make >> write, make >> writes_here):
             with pytest.raises(ValueError, match="read-only"):
                 await e.run(graph(size))
-        assert (await e.run(copied(size))).sum() == 2 * size
+        assert (await e.run((make >> increase)(size))).sum() == 2 * size
         mine = np.zeros(size)
         with pytest.raises(ValueError, match="read-only"):
             await e.run(ps.graph(write)(mine))
@@ -162,9 +150,7 @@ def length(array: Array) -> int:
     return len(array)
 
 
-@ps.graph
-async def lengths(number: int) -> int:
-    return length(meets(number))
+lengths = meets >> length
 
 
 async def test_figures_and_spans_name_the_machine_of_a_call(monkeypatch: Any) -> None:
@@ -209,3 +195,331 @@ async def test_figures_of_a_batch_and_of_a_stream_are_those_of_its_calls() -> No
     assert found["calls"] == 1
     assert found["busy"] > 0
     assert found["by value"] > 1000
+
+
+# Control flow: a value is fetched before a body takes it, and stays on workers within one body.
+
+
+@ps.node(runs_on=WORKERS)
+def filled(number: float) -> Array:
+    return np.full(20_000, number)
+
+
+@ps.node(runs_on=WORKERS)
+def mean(array: Array) -> float:
+    return float(array.mean())
+
+
+@ps.node(runs_on=WORKERS)
+def is_small(array: Array) -> bool:
+    return bool(array[0] < 5)
+
+
+twice, each_mean = increase >> increase, increase >> mean
+
+
+@ps.graph
+async def same(array: Array) -> Array:
+    return array
+
+
+@ps.graph
+async def chosen(number: float) -> float:
+    array = filled(number)
+    return mean(await ps.cond(is_small(array), twice, same, array))
+
+
+@ps.graph
+async def mapped(number: float) -> list[float]:
+    return await ps.map_each(each_mean, [filled(number), increase(filled(number))])
+
+
+@ps.graph
+async def captured(number: float) -> list[float]:
+    outside = filled(number)
+
+    async def with_outside(factor: float) -> float:
+        return mean(scaled(outside, factor))
+
+    return await ps.map_each(with_outside, [1.0, 2.0])
+
+
+@ps.node(runs_on=WORKERS)
+def scaled(array: Array, factor: float) -> Array:
+    return array * factor
+
+
+@ps.graph
+async def looped(number: float) -> float:
+    return mean(await ps.while_loop(is_small, increase, filled(number)))
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"), [(chosen, 4.0), (mapped, [3.0, 4.0]), (captured, [2.0, 4.0]), (looped, 5.0)]
+)
+async def test_control_flow_gives_what_it_gives_on_one_machine(graph: Any, expected: Any) -> None:
+    async with engine.Engine() as e:
+        assert await e.run(graph(2.0)) == expected
+
+
+async def test_values_inside_of_a_body_stay_on_workers_and_those_that_enter_one_are_fetched() -> None:
+    async with engine.Engine() as e, e.deploy(mapped) as service:
+        await service(2.0)
+        actors = service.statistics().actors
+    by_value = {
+        (one.graph, one.node): sum(each.value for each in one.figures if each.name == "by value") for one in actors
+    }
+    [inside] = [value for (graph, node), value in by_value.items() if graph != "mapped" and node == "increase"]
+    assert inside == 0
+    assert {one.node for one in actors if one.graph == "mapped"} >= {"filled", "increase"}
+
+
+# Feeds that workers read: order, snapshots and values are the same as on one machine.
+
+
+class Pictures:
+    """A source that opens no file before it is read, so it can be sent to a worker."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return np.random.default_rng(index).random(20_000 if index % 2 else 5)
+
+
+def feed(runs_on: Any) -> Any:
+    @ps.graph
+    async def batches(epochs: int) -> AsyncIterator[Any]:
+        records = data.order(Pictures(), shuffle_seed=7, epochs=epochs)
+        read = records >> data.read(Pictures(), runs_on=runs_on, concurrency=6)
+        return read >> data.shuffled(8, seed=1) >> seeded
+
+    return batches
+
+
+@data.filtered
+def seeded(record: Any) -> bool:
+    return bool(record.seed % 5)
+
+
+def found(records: list[Any]) -> list[tuple[int, int, int, int, bytes]]:
+    return [(one.epoch, one.position, one.index, one.seed, one.value.tobytes()) for one in records]
+
+
+async def test_workers_give_the_same_records_in_the_same_order() -> None:
+    async with engine.Engine() as e:
+        there, here = [[record async for record in e.stream(feed(runs_on)(2))] for runs_on in (WORKERS, "thread")]
+    assert found(there) == found(here)
+    assert len(there) > 40
+
+
+@pytest.mark.parametrize(("before", "after"), [(WORKERS, WORKERS), (WORKERS, "thread"), ("thread", WORKERS)])
+async def test_a_feed_goes_on_behind_a_cut_wherever_it_is_read(before: Any, after: Any, tmp_path: Path) -> None:
+    whole = [record async for record in engine.stream(feed("thread")(1))]
+    checkpoint = ps.Checkpoint(tmp_path, every_records=5)
+    async with engine.Engine() as e:
+        records: list[Any] = []
+        async with e.stream(feed(before)(1), checkpoint=checkpoint) as first:
+            async for record in first:
+                records.append(record)
+                if len(records) == 12:
+                    await first.checkpoint()
+                    break
+        records += [record async for record in e.stream(feed(after)(1), checkpoint=checkpoint)]
+    assert found(records) == found(whole)
+
+
+async def test_a_record_that_cannot_be_read_says_which() -> None:
+    class Broken(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            if index == 3:
+                raise OSError("no such picture")
+            return super().__getitem__(index)
+
+    @ps.graph
+    async def read() -> AsyncIterator[Any]:
+        return data.order(Broken()) >> data.read(Broken(), runs_on=WORKERS)
+
+    with pytest.raises(OSError, match="no such picture") as raised:
+        async with engine.Engine() as e:
+            _ = [record async for record in e.stream(read())]
+    assert any("position 3 of epoch 0, index 3 of 40" in note for note in raised.value.__notes__)
+
+
+async def test_a_source_above_1_mb_is_refused_and_travels_as_a_value_of_the_graph() -> None:
+    large = np.ones((4, 100_000))
+
+    @ps.graph
+    async def taken_along() -> AsyncIterator[Any]:
+        return data.order(large) >> data.read(large, runs_on=WORKERS)
+
+    @ps.graph
+    async def given(source: Any) -> AsyncIterator[Any]:
+        return data.order(source) >> data.read(source, runs_on=WORKERS)
+
+    async with engine.Engine() as e:
+        with pytest.raises(TypeError, match=r"node 'read' takes 3,200,\d{3} bytes along"):
+            _ = [record async for record in e.stream(taken_along())]
+        assert [record.value.sum() async for record in e.stream(given(large))] == [100_000.0] * 4
+
+
+def test_another_place_is_refused() -> None:
+    place: Any = "process"
+    with pytest.raises(ps.OptionsError, match="'thread', 'loop', or workers"):
+        data.read(Pictures(), runs_on=place)
+
+
+# Device nodes: each worker compiles the function, and batches are gathered in the driver.
+
+
+@ps.device_node(runs_on=WORKERS, static=("power",))
+def raised(x: Array, power: int = 2) -> Array:
+    TRACED.append(x.shape)
+    return x**power
+
+
+async def test_a_function_is_compiled_where_it_is_called() -> None:
+    @ps.graph
+    async def both(x: Array) -> tuple[Array, Array]:
+        return raised(x), raised(x, power=3)
+
+    async with engine.Engine() as e:
+        for _ in range(3):
+            two, three = await e.run(both(np.full(4, 3.0, np.float32)))
+            assert (two.tolist(), three.tolist()) == ([9.0] * 4, [27.0] * 4)
+    assert 2 <= len(TRACED) <= 4  # one program for each power, in each worker that was called
+
+
+BATCH = ps.Batch(8, max_wait_seconds=60)
+
+
+@ps.device_node(runs_on=WORKERS, batch=BATCH, shared=("table",))
+def looked_up(x: Array, table: Array) -> Array:
+    TRACED.append(x.shape)
+    return table[x].sum() / table.shape[0]
+
+
+async def test_a_batch_is_gathered_here_and_computed_by_one_program_there() -> None:
+    table = np.arange(10, dtype=np.float32)
+
+    @ps.graph
+    async def found(x: Array) -> Array:
+        return looked_up(x, table)
+
+    items = [np.array([number, 1]) for number in range(8)]
+    async with engine.Engine() as e, e.deploy(found) as service:
+        results = await asyncio.gather(*map(service, items))
+        [actor] = service.statistics().actors
+    assert [float(one) for one in results] == pytest.approx([(number + 1) / 10 for number in range(8)])
+    assert len(TRACED) == 1  # the eight calls are one batch of one size, so there is one program
+    assert {one.name: one.value for one in actor.figures}["calls"] == 1
+
+
+@ps.device_node(runs_on=WORKERS, batch=devices.DeviceBatch(4, max_wait_seconds=60, pad_axes={"x": 0}))
+def total(x: Array, mask: Array = None) -> Array:
+    return x.sum() if mask is None else jnp.where(mask, x, 0).sum()
+
+
+@ps.device_node(runs_on=WORKERS, batch=devices.PackedBatch(lengths=(16,), rows=1, items_per_row=3, max_wait_seconds=60))
+def rows(x: Array, segments: Array = None) -> Array:
+    return jax.ops.segment_sum(x[0], segments[0], 4)[None, 1:]
+
+
+@ps.graph
+async def totals(x: Array) -> Array:
+    return total(x)
+
+
+@ps.graph
+async def of_rows(x: Array) -> Array:
+    return rows(x)
+
+
+async def test_padded_batches_and_packed_rows_give_each_item_its_result() -> None:
+    items = [np.arange(length, dtype=np.float32) for length in (3, 5, 2, 4)]
+    async with engine.Engine() as e:
+        async with e.deploy(totals) as service:
+            assert [*map(float, await asyncio.gather(*map(service, items)))] == [3.0, 10.0, 1.0, 6.0]
+        async with e.deploy(of_rows) as service:
+            assert [*map(float, await asyncio.gather(*map(service, items[:3])))] == [3.0, 10.0, 1.0]
+
+
+async def test_an_item_that_does_not_fit_fails_alone() -> None:
+    @ps.device_node(runs_on=WORKERS, batch=devices.DeviceBatch(2, max_wait_seconds=60))
+    def same(x: Array) -> Array:
+        return x
+
+    items = [np.ones(3, np.float32), "no array"]
+    async with engine.Engine() as e, e.deploy(ps.graph(same)) as service:
+        good, bad = cast("list[Any]", await asyncio.gather(*map(service, items), return_exceptions=True))
+    assert isinstance(bad, TypeError)
+    assert good.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("batch", [None, ps.Batch(1)])
+async def test_an_error_of_a_device_node_says_what_the_error_of_the_function_says(batch: Any) -> None:
+    @ps.device_node(runs_on=WORKERS, batch=batch)
+    def product(x: Array) -> Array:
+        return x @ jnp.ones(3)
+
+    async with engine.Engine() as e:
+        with pytest.raises(TypeError, match="dot_general requires contracting dimensions") as found:
+            await e.run(ps.graph(product)(np.ones(4, np.float32)))
+    assert "in node 'product' of graph 'product', item 0, attempt 1" in found.value.__notes__
+    assert "while compiling node 'product'" in "".join(found.value.__notes__)
+
+
+@ps.device_node(runs_on=WORKERS, donate=True, static=("by",))
+def stepped(state: Array, by: float) -> Array:
+    return state + by
+
+
+async def test_donation_takes_the_memory_of_what_has_come_and_of_no_argument_here() -> None:
+    state = np.zeros(1000, np.float32)
+    async with engine.Engine() as e:
+        for _ in range(3):
+            assert (await e.run(ps.graph(stepped)(state, 1.0))).tolist() == [1.0] * 1000
+    assert not state.any()
+
+
+@ps.device_node(runs_on=WORKERS, donate=True)
+def of_both(state: Array, by: Array) -> Array:
+    return state + by.sum()
+
+
+async def test_what_came_with_a_call_is_donated() -> None:
+    async with engine.Engine() as e:
+        # The warning does not name the other buffer, which was usable.
+        with pytest.warns(UserWarning, match=r"donated buffers were not usable: float32\[3\]\."):
+            await e.run(ps.graph(of_both)(np.zeros(5, np.float32), np.zeros(3, np.float32)))
+
+
+DEVICE = jax.devices("cpu")[0]
+MESH = jax.sharding.Mesh(np.array([DEVICE]), ("x",))
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"replicas": 2}, "replicas=: each worker is a replica, so say how many workers there are; leave out replicas="),
+    ({"in_specs": jax.P("x")}, "in_specs=: a mesh does not reach over workers"),
+    ({"out_specs": jax.P("x")}, "out_specs=: a mesh does not reach over workers"),
+    ({"sample_input": (1.0,)}, "sample_input=: a worker compiles when the first call comes"),
+    ({"device": MESH}, "which belongs to this process: write the name of a device that each worker has"),
+    ({"device": DEVICE}, "which belongs to this process: write the name of a device that each worker has"),
+    ({"batch": ps.Batch("auto")}, "a size is found on a device of this process; write the size, such as max_size=16"),
+    ({"batch": ps.Batch("auto"), "sample_input": (1.0,)}, "write the size, such as max_size=16"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), REFUSED)
+def test_what_belongs_to_devices_of_one_process_is_refused_with_the_reason(options: Any, reason: str) -> None:
+    with pytest.raises(TypeError, match="device node 'refused' has runs_on=, and ") as found:
+
+        @ps.device_node(runs_on=WORKERS, **options)
+        def refused(x: Array) -> Array:
+            return x
+
+    assert reason in str(found.value)
+
+
+def test_nodes_on_workers_do_not_become_one_program() -> None:
+    assert len(engine.plan(raised >> raised).steps) >= 2
+    with pytest.raises(ps.DeviceError, match="no device of this process"):
+        raised.vmap()

@@ -13,24 +13,24 @@ import pytest
 
 from tests.cluster.machines import SCENARIOS
 
-# Only the programs import Ray.
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason='needs Ray: pip install "penstock[ray]"')
+pytestmark = [
+    pytest.mark.long,  # each test starts a Ray of its own
+    pytest.mark.timeout(240),
+    # Only the programs import Ray.
+    pytest.mark.skipif(find_spec("ray") is None, reason='needs Ray: pip install "penstock[ray]"'),
+]
 ROOT = Path(__file__).parents[2]
-QUICK = ["no_byte_of_an_array_passes_the_driver"]
 CUTS = [name for name in SCENARIOS if name.startswith("a_link_that_is_cut")]
 ENDS = "a_killed_head_ends_the_driver"
-OTHERS = [name for name in SCENARIOS if name not in (*QUICK, *CUTS, ENDS)]
+OTHERS = [name for name in SCENARIOS if name not in (*CUTS, ENDS)]
 
 
-def run(name: str, folder: Path, *, arrays: int = 6) -> tuple[int, str]:
+def run(name: str, folder: Path) -> tuple[int, str]:
     """Runs a scenario; returns its exit status and its output. Processes that it leaves behind are killed."""
     log = folder / "log"
     with log.open("w") as output:  # no pipe: processes of Ray may keep a pipe open for a while
         program = [sys.executable, "-m", "tests.cluster.machines", name, str(folder)]
-        environment = {**os.environ, "PENSTOCK_TEST_ARRAYS": str(arrays)}
-        running = subprocess.Popen(
-            program, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
+        running = subprocess.Popen(program, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
         try:
             status = running.wait(85)
         finally:
@@ -40,35 +40,16 @@ def run(name: str, folder: Path, *, arrays: int = 6) -> tuple[int, str]:
     return status, log.read_text()
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", [*QUICK, *[pytest.param(name, marks=pytest.mark.long) for name in OTHERS]])
+@pytest.mark.parametrize("name", [*OTHERS, *CUTS])
 def test_what_becomes_of_calls(name: str, tmp_path: Path) -> None:
-    status, told = run(name, tmp_path)
-    assert (tmp_path / "done").exists(), told[-4000:]
-    assert not status
-
-
-@pytest.mark.long
-@pytest.mark.timeout(240)
-def test_no_byte_of_80_arrays_passes_the_driver(tmp_path: Path) -> None:
-    status, told = run("no_byte_of_an_array_passes_the_driver", tmp_path, arrays=40)
-    assert not status, told[-4000:]
-
-
-@pytest.mark.long
-@pytest.mark.timeout(240)
-def test_a_driver_without_its_head_is_ended_by_ray(tmp_path: Path) -> None:
-    status, told = run(ENDS, tmp_path)
-    assert status == 1, told[-4000:]
-    assert "GCS may have been killed" in told
-
-
-@pytest.mark.long
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", CUTS)
-def test_a_link_that_is_cut(name: str, tmp_path: Path) -> None:
-    if os.geteuid() or shutil.which("ip") is None:
+    if name in CUTS and (os.geteuid() or shutil.which("ip") is None):
         pytest.skip("network namespaces need root, and the program `ip` of iproute2")
     status, told = run(name, tmp_path)
     assert (tmp_path / "done").exists(), told[-4000:]
     assert not status
+
+
+def test_a_driver_without_its_head_is_ended_by_ray(tmp_path: Path) -> None:
+    status, told = run(ENDS, tmp_path)
+    assert status == 1, told[-4000:]
+    assert "GCS may have been killed" in told
