@@ -6,7 +6,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +44,30 @@ def running(log: Path) -> Iterator[tuple[str, int]]:
     finally:
         process.kill()
         process.wait()
+
+
+async def make_topics(servers: str, partitions: dict[str, int]) -> None:
+    admin = import_module("aiokafka.admin")
+    client = admin.AIOKafkaAdminClient(bootstrap_servers=servers)
+    await client.start()
+    await client.create_topics([admin.NewTopic(name, count, 1) for name, count in partitions.items()])
+    await client.close()
+
+
+async def committed(servers: str, topic: str, partitions: int) -> list[int]:
+    """Return how many messages of each partition are committed by the group that has the name of the topic."""
+    kafka = import_module("aiokafka")
+    async with kafka.AIOKafkaConsumer(bootstrap_servers=servers, group_id=topic, enable_auto_commit=False) as reader:
+        return [await reader.committed(kafka.TopicPartition(topic, number)) or 0 for number in range(partitions)]
+
+
+async def records_of(servers: str, topic: str) -> list[Any]:
+    found: list[Any] = []
+    kafka = import_module("aiokafka")
+    async with kafka.AIOKafkaConsumer(topic, bootstrap_servers=servers, auto_offset_reset="earliest") as reader:
+        while records := await reader.getmany(timeout_ms=3000):
+            found += [record for some in records.values() for record in some]
+    return found
 
 
 def _answers(port: int) -> bool:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
+    program("clients", "python")  # skips the test before a server starts
     command = [sys.executable, "-m", "penstock", "serve", "tests.serving.openai_server:thinker", "--port", "0"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

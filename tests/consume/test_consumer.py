@@ -129,37 +129,6 @@ async def until(predicate: Any) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_partitions_come_and_go_and_nothing_is_lost_or_written_twice(effort: int) -> None:
-    """If drains end in time and the broker answers, each message is handled once."""
-
-    async def main() -> None:
-        log = log_of(Random(asyncio.get_running_loop().seed), 3, 60)  # type: ignore[attr-defined]
-        world = World(log, poison=0.1)
-        async with engine.deploy(world.handle, max_in_flight=8) as service:
-            first, second = Member(log), Member(log)
-            async with (
-                world.consumer(service, first, max_open=12) as one,
-                world.consumer(service, second, max_open=12) as two,
-            ):
-                while not log.is_settled:
-                    # Like aiokafka: each rebalance takes all partitions away and gives them anew.
-                    for member in (first, second):
-                        await member.held.taken_away([p for p, owner in log.owners.items() if owner is member], 5)
-                    share = {partition: world.rng.choice((first, second)) for partition in range(3)}
-                    for member in (first, second):
-                        await member.give([p for p, owner in share.items() if owner is member])
-                    for _ in range(4):
-                        await asyncio.sleep(world.rng.uniform(0, 0.3))
-                        assert max(one.statistics().open, two.statistics().open) <= 12
-        buried = [letter.message.identity for letter in world.letters]
-        assert sorted([identity for identity, _ in world.done] + buried) == sorted(all_of(log))
-        assert in_order(world.done)
-        assert all(isinstance(letter.error, Boom) and letter.attempts == 1 for letter in world.letters)
-        assert one.statistics().late_commits == two.statistics().late_commits == 0
-
-    testing.interleavings(main, count=20 * effort)
-
-
 def test_whatever_goes_wrong_nothing_is_lost_and_only_a_prefix_is_settled(effort: int) -> None:
     """Partitions are taken without notice or too soon, requests fail, answers are lost, the consumer is cancelled."""
 

@@ -32,7 +32,7 @@ LIMITS = {
 TESTS_OF_INTERNALS = {
     "actors": 9,
     "advice": 3,
-    "devices": 15,
+    "devices": 12,
     "engine": 3,
     "house": 1,
     "runtime": 1,
