@@ -5,8 +5,11 @@ steps, and `World.of_running_loop` draws the items, so the seed alone decides th
 contains the command that runs its seed again.
 """
 
+import asyncio
 import os
+import random
 import shlex
+import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -59,6 +62,18 @@ class Explorer:
         if self._only is None:
             assert not not_reached, f"no interleaving reached: {', '.join(not_reached)}"
         return len(seeds)
+
+
+def random_of_loop(*, has_eager_tasks: bool = False) -> random.Random:
+    """Returns a generator that draws as the seed of the running loop says, so that one seed replays everything.
+
+    With `has_eager_tasks`, some seeds use eager tasks, where Python has them.
+    """
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, testing.SeededLoop)
+    if has_eager_tasks and sys.version_info >= (3, 12) and loop.seed % 4 == 3:
+        loop.set_task_factory(asyncio.eager_task_factory)
+    return random.Random(loop.seed)
 
 
 def seed_to_replay() -> int | None:

@@ -8,7 +8,6 @@ Python has eager tasks, some seeds use them. The promises are then checked in th
 
 import asyncio
 import random
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import contextmanager
@@ -16,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import penstock as ps
-from penstock import testing
 from penstock.testing import faults
+from tests.promises.exploring import random_of_loop
 
 
 class Boom(Exception):
@@ -69,12 +68,8 @@ class World:
 
     @classmethod
     def of_running_loop(cls, shape: str | None = None) -> "World":
-        """Make a world that is drawn by the seed of the running loop, so that one seed replays everything."""
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, testing.SeededLoop)
-        rng = random.Random(loop.seed)
-        if sys.version_info >= (3, 12) and loop.seed % 4 == 3:
-            loop.set_task_factory(asyncio.eager_task_factory)
+        """Make a world that is drawn by the seed of the running loop."""
+        rng = random_of_loop(has_eager_tasks=True)
         return cls(rng, SHAPES[shape or rng.choice(list(SHAPES))], is_faulty=rng.random() < 0.4)
 
     def items(self, count: int, first: int = 0) -> "list[Item]":

@@ -10,6 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import Gate
 from tests.promises.scenario import Boom
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ async def test_promise_1_the_first_failure_of_an_item_wins_and_a_later_one_is_lo
     @ps.node
     async def fails_while_it_is_cancelled(x: int) -> int:
         try:
-            await forever()
+            await asyncio.Event().wait()
         finally:
             raise LookupError("second")
 
@@ -45,14 +46,8 @@ async def test_promise_1_the_first_failure_of_an_item_wins_and_a_later_one_is_lo
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_promise_1_an_item_whose_source_is_cancelled_before_it_has_entered_ends_too(asynchronous: bool) -> None:
     """Some code may cancel every task that it can find."""
-    gate = asyncio.Event()
-
-    @ps.node(concurrency=1, capacity=1)
-    async def narrow(x: int) -> int:
-        await gate.wait()
-        return x
-
-    line = ps.graph(narrow)
+    gate = Gate()
+    line = gate.graph(concurrency=1, capacity=1)
 
     async def calls() -> AsyncIterator[ps.Call[int]]:
         for x in range(5):
@@ -63,17 +58,13 @@ async def test_promise_1_an_item_whose_source_is_cancelled_before_it_has_entered
         source = next(task for task in asyncio.all_tasks() if task.get_name() == "penstock-source")
         source.cancel()
         await asyncio.wait([source])
-        gate.set()
+        gate.open()
         outcomes = results.outcomes()
         got = [await anext(outcomes) for _ in range(3)]
         assert [outcome.value for outcome in got[:2]] == [0, 1]
         assert isinstance(got[2].error, ps.NodeCancelledError)
         with pytest.raises(ps.NodeCancelledError, match="the source of this stream was cancelled"):
             await anext(outcomes)
-
-
-async def forever() -> None:
-    await asyncio.get_running_loop().create_future()
 
 
 @ps.node

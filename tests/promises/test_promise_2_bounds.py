@@ -1,10 +1,8 @@
 """Promise 2: a channel holds at most its capacity, or one oversized item; nothing exceeds `max_in_flight`."""
 
-import asyncio
-
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import same, virtual
+from tests.kit import Gate, same, virtual
 
 
 @virtual
@@ -27,34 +25,23 @@ async def test_promise_2_an_item_counts_until_it_is_yielded() -> None:
             assert asked == min(20, index + 6)
 
 
-def test_promise_2_an_inbox_holds_its_bytes_and_one_oversized_item() -> None:
-    sizes = [60, 30, 30, 500, 20, 20]
-    seen: list[int] = []
+@virtual
+async def test_promise_2_an_inbox_holds_its_bytes_and_one_oversized_item() -> None:
+    sizes, gate = [60, 30, 30, 500, 20, 20], Gate()
 
-    async def main() -> None:
-        gate = asyncio.Event()
+    @ps.node
+    async def produce(size: int) -> bytes:
+        return bytes(size)
 
-        @ps.node
-        async def produce(size: int) -> bytes:
-            return bytes(size)
-
-        @ps.node(concurrency=1, capacity=10, max_bytes=100)
-        async def consume(data: bytes) -> int:
-            await gate.wait()
-            seen.append(len(data))
-            return len(data)
-
-        weigh = produce >> consume
-        async with engine.stream(weigh(size) for size in sizes) as results:
-            await testing.wait_quiescent()
-            inbox = next(a for a in results.statistics().actors if a.node == "consume").inbox
-            # 60 runs; 30 and 30 wait in the inbox; 500 waits before it
-            assert (inbox.depth, inbox.bytes_held) == (2, 60)
-            gate.set()
-            assert [size async for size in results] == sizes
-
-    testing.run_virtual(main)
-    assert seen == sizes
+    weigh = produce >> gate.node(name="consume", concurrency=1, capacity=10, max_bytes=100)
+    async with engine.stream(weigh(size) for size in sizes) as results:
+        await testing.wait_quiescent()
+        inbox = next(a for a in results.statistics().actors if a.node == "consume").inbox
+        # 60 runs; 30 and 30 wait in the inbox; 500 waits before it
+        assert (inbox.depth, inbox.bytes_held) == (2, 60)
+        gate.open()
+        assert [len(data) async for data in results] == sizes
+    assert [len(data) for data in gate.came] == sizes
 
 
 one = ps.graph(same)

@@ -7,8 +7,8 @@ from typing import Any
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import virtual
-from tests.promises.exploring import Explorer
+from tests.kit import Gate, virtual
+from tests.promises.exploring import Explorer, random_of_loop
 from tests.promises.scenario import Boom, World
 from tests.promises.ways import as_stream
 
@@ -29,32 +29,24 @@ def test_promise_3_every_inbox_is_first_in_first_out(explore: Explorer) -> None:
     """Items that pass a node with one place stay in order."""
 
     async def main() -> None:
-        rng = random.Random(asyncio.get_running_loop().seed)  # type: ignore[attr-defined]
-        waits = {(node, item): rng.randrange(3) for node in "abc" for item in range(20)}
-        begun: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+        rng, begun = random_of_loop(), list[list[int]]()
 
-        async def handle(node: str, item: int) -> int:
-            begun[node].append(item)
-            for _ in range(waits[node, item]):
-                await asyncio.sleep(0)
-            return item
+        def noting(**limits: int) -> Any:
+            begun.append(came := [])
 
-        @ps.node(concurrency=1, capacity=2)
-        async def a(item: int) -> int:
-            return await handle("a", item)
+            @ps.node(**limits)
+            async def note(item: int) -> int:
+                came.append(item)
+                for _ in range(rng.randrange(3)):
+                    await asyncio.sleep(0)
+                return item
 
-        @ps.node(concurrency=1, capacity=1)
-        async def b(item: int) -> int:
-            return await handle("b", item)
+            return note
 
-        @ps.node(concurrency=3)
-        async def c(item: int) -> int:
-            return await handle("c", item)
-
-        line = a >> b >> c
+        line = noting(concurrency=1, capacity=2) >> noting(concurrency=1, capacity=1) >> noting(concurrency=3)
         async with engine.stream((line(item) for item in range(20)), max_in_flight=8, ordered=False) as results:
             out = [item async for item in results]
-        assert begun == {"a": list(range(20)), "b": list(range(20)), "c": list(range(20))}
+        assert begun == 3 * [list(range(20))]
         assert sorted(out) == list(range(20))
 
     explore(main, count=125)
@@ -62,56 +54,43 @@ def test_promise_3_every_inbox_is_first_in_first_out(explore: Explorer) -> None:
 
 @virtual
 async def test_promise_3_an_inbox_gives_higher_priorities_first_and_is_fair_within_one() -> None:
-    gate = asyncio.Event()
-    begun: list[tuple[int, int]] = []
-
-    @ps.node(concurrency=1)
-    async def narrow(priority: int, number: int) -> None:
-        begun.append((priority, number))
-        await gate.wait()
-
-    call = ps.graph(narrow)
-
+    gate = Gate()
+    call = gate.graph(concurrency=1)
     async with engine.deploy(call) as service, asyncio.TaskGroup() as group:
-        group.create_task(service.run(call(0, 0), priority=0))  # takes the only place
+        group.create_task(service.run(call((0, 0)), priority=0))  # takes the only place
         await testing.wait_quiescent()
         for number, priority in enumerate([1, 0, 2, 1, -1, 2], 1):
-            group.create_task(service.run(call(priority, number), priority=priority))
+            group.create_task(service.run(call((priority, number)), priority=priority))
             await testing.wait_quiescent()
-        gate.set()
-    assert begun == [(0, 0), (2, 3), (2, 6), (1, 1), (1, 4), (0, 2), (-1, 5)]
+        gate.open()
+    assert gate.came == [(0, 0), (2, 3), (2, 6), (1, 1), (1, 4), (0, 2), (-1, 5)]
 
 
-def test_promise_3_completion_order_on_request() -> None:
-    async def main() -> list[int]:
-        @ps.node
-        async def wait(seconds: int) -> int:
-            await asyncio.sleep(seconds)
-            return seconds
+@virtual
+async def test_promise_3_completion_order_on_request() -> None:
+    @ps.graph
+    @ps.node
+    async def wait(seconds: int) -> int:
+        await asyncio.sleep(seconds)
+        return seconds
 
-        waiting = ps.graph(wait)
-
-        async with engine.stream((waiting(s) for s in (5, 3, 4, 1, 2)), ordered=False) as results:
-            return [seconds async for seconds in results]
-
-    assert testing.run_virtual(main) == [1, 2, 3, 4, 5]
+    async with engine.stream((wait(seconds) for seconds in (5, 3, 4, 1, 2)), ordered=False) as results:
+        assert [seconds async for seconds in results] == [1, 2, 3, 4, 5]
 
 
 @virtual
 async def test_promise_3_a_slow_first_item_with_a_full_window_does_not_stall() -> None:
     """The window is enforced at admission, so no node waits for it: other items finish, and item 0 is yielded first."""
-
     finished: list[int] = []
 
+    @ps.graph
     @ps.node(concurrency=2, capacity=1)
     async def work(item: int) -> int:
         await asyncio.sleep(60 if item == 0 else 1)
         finished.append(item)
         return item
 
-    working = ps.graph(work)
-
-    async with engine.stream((working(item) for item in range(20)), max_in_flight=8) as results:
+    async with engine.stream((work(item) for item in range(20)), max_in_flight=8) as results:
         assert [item async for item in results] == list(range(20))
     assert finished[:8] == [1, 2, 3, 4, 5, 6, 7, 0]
 
@@ -202,7 +181,7 @@ class Books:
 
 def test_promise_3_the_calls_of_a_key_come_one_after_the_other(explore: Explorer) -> None:
     async def main() -> Books:
-        books = Books(rng := random.Random(asyncio.get_running_loop().seed))  # type: ignore[attr-defined]
+        books = Books(rng := random_of_loop())
         options: Any = {
             "order_by": lambda call: None if call.arguments[0] < 0 else call.arguments[0],
             "ordered": rng.random() < 0.5, "max_in_flight": rng.choice([2, 6, 30]),

@@ -9,6 +9,11 @@ import penstock as ps
 from penstock import engine, testing
 
 
+@ps.node
+async def double(x: int) -> int:
+    return 2 * x
+
+
 async def test_promise_4_statistics_agree_with_the_books() -> None:
     counts: Counter[str] = Counter()
 
@@ -64,13 +69,7 @@ async def test_promise_4_what_was_asked_for_is_called_as_often_as_asked() -> Non
 
 async def test_promise_4_no_result_of_an_earlier_call_comes_back() -> None:
     """All calls share the trace, but not the values that were seen in it."""
-
-    @ps.node
-    async def double(x: int) -> int:
-        return 2 * x
-
     doubled = ps.graph(double)
-
     assert [await engine.run(doubled(x)) for x in (1, 2, 1, 3)] == [2, 4, 2, 6]
 
 
@@ -90,10 +89,6 @@ async def test_promise_4_a_call_that_is_a_statement_of_its_own_runs_and_its_fail
     @ps.node
     async def unread(x: int) -> int:
         raise AssertionError("its result has a name, and no step reads it")
-
-    @ps.node
-    async def double(x: int) -> int:
-        return 2 * x
 
     @ps.graph
     async def checked(x: int) -> int:

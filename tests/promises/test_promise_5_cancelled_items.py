@@ -84,7 +84,7 @@ async def test_promise_5_a_running_item_keeps_its_place_until_it_has_unwound() -
         begun.append(item)
         if item == 1:
             try:
-                await asyncio.get_running_loop().create_future()
+                await asyncio.Event().wait()
             finally:
                 unwinding.set()
                 await go_on.wait()
@@ -142,44 +142,34 @@ async def test_promise_5_no_remedy_begins_for_an_item_whose_handler_makes_anothe
 
 async def test_promise_5_a_late_result_is_discarded() -> None:
     """A handler that swallows its cancel may return anything: its item has already ended."""
-    later: list[int] = []
+    after = Gate()
 
     @ps.node
     async def stubborn(x: int) -> int:
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.get_running_loop().create_future()
+            await asyncio.Event().wait()
         return x
 
-    @ps.node
-    async def after(x: int) -> int:
-        later.append(x)
-        return x
-
-    line = stubborn >> after
-    async with engine.deploy(line) as service:
+    async with engine.deploy(stubborn >> after.node()) as service:
         call = asyncio.create_task(service(1))
         await testing.wait_quiescent()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-    assert later == []
+    assert after.came == []
     assert (service.statistics().completed, service.statistics().cancelled) == (0, 1)
 
 
 async def test_promise_5_the_late_result_of_a_thread_is_discarded() -> None:
-    gate, later = Gate(), list[int]()
+    gate, after = Gate(), Gate()
+    after.open()
 
     @ps.node(runs_on="thread", concurrency=1)
     def block(x: int) -> int:
         return gate.block(x) if x == 1 else x
 
-    @ps.node
-    async def after(x: int) -> int:
-        later.append(x)
-        return x
-
     async with engine.Engine() as own:
-        async with own.deploy(block >> after) as service:
+        async with own.deploy(block >> after.node()) as service:
             call = asyncio.create_task(service(1))
             await gate.has()
             call.cancel()
@@ -190,7 +180,7 @@ async def test_promise_5_the_late_result_of_a_thread_is_discarded() -> None:
             assert not second.done()  # the thread keeps the only place until it returns
             gate.open()
             assert await second == 2
-        assert later == [2]
+        assert after.came == [2]
         pool = own.statistics().threads
         assert pool is not None
         assert pool.discarded == 1

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -13,7 +12,8 @@ import structlog
 
 import penstock as ps
 from penstock import engine, testing
-from tests.promises.exploring import Explorer
+from tests.kit import Gate
+from tests.promises.exploring import Explorer, random_of_loop
 
 
 @dataclass
@@ -45,8 +45,8 @@ class Found:
 
 
 class World:
-    def __init__(self, seed: int) -> None:
-        self.draw = random.Random(seed)
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
         self.opened: list[Response] = []
         self.closing = 0
         self.ends: Counter[str] = Counter()
@@ -222,9 +222,7 @@ async def read_streams(service: Any, mine: World) -> None:
 def test_promise_6_what_nobody_has_begun_to_read_is_discarded_once(explore: Explorer) -> None:
     async def main() -> World:
         global world  # noqa: PLW0603 - one world at a time, seen by the nodes
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, testing.SeededLoop)
-        mine = world = World(loop.seed)
+        mine = world = World(random_of_loop())
         async with engine.deploy(*ONE_VALUE, streamed, read_in_stream, max_in_flight=6) as service:
             await asyncio.gather(call_all(service, mine), read_streams(service, mine))
             await asyncio.sleep(10)  # of virtual time, until all responses are closed
@@ -244,7 +242,7 @@ def test_promise_6_what_nobody_has_begun_to_read_is_discarded_once(explore: Expl
 
 async def test_promise_6_of_a_hedge_and_of_two_readers_the_late_ones_response_is_discarded() -> None:
     global world
-    world, first = World(0), asyncio.Event()
+    world, first = World(random.Random(0)), asyncio.Event()
     calls: list[int] = []
 
     @ps.node(discard=Response.aclose, hedge=ps.Hedge(after_seconds=0.001, max_share=1))
@@ -266,7 +264,7 @@ async def test_promise_6_of_a_hedge_and_of_two_readers_the_late_ones_response_is
 
 @pytest.mark.parametrize("discards", [True, False])
 async def test_promise_6_of_a_thread_that_returns_late_and_of_no_node_without_it(discards: bool) -> None:
-    begun, goes_on, discarded = threading.Event(), threading.Event(), list[str]()
+    gate, discarded = Gate(), list[str]()
 
     async def discard(text: str) -> None:
         await testing.wait_quiescent()
@@ -274,17 +272,15 @@ async def test_promise_6_of_a_thread_that_returns_late_and_of_no_node_without_it
 
     @ps.node(runs_on="thread", discard=discard if discards else None)
     def slow(number: int) -> str:
-        begun.set()
-        goes_on.wait()
-        return f"response {number}"
+        return f"response {gate.block(number)}"
 
     async with engine.Engine() as own:
         call = asyncio.create_task(own.run(ps.graph(slow)(1)))
-        await asyncio.to_thread(begun.wait)
+        await gate.has()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        goes_on.set()
+        gate.open()
     assert discarded == (["response 1"] if discards else [])
 
 

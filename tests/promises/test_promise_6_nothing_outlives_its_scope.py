@@ -5,17 +5,15 @@ the whole run; the tests here check all of them at the end of each scope.
 """
 
 import asyncio
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import model
 from tests.promises.exploring import Explorer
 from tests.promises.scenario import Injected, World
 
@@ -196,15 +194,14 @@ async def test_promise_6_no_task_outlives_a_deployment() -> None:
     assert not others()
 
 
+@ps.graph
+@ps.node(runs_on="thread")
+def naming(x: int) -> str:
+    return threading.current_thread().name
+
+
 async def test_promise_6_no_thread_outlives_its_engine() -> None:
     before = set(threading.enumerate())
-
-    @ps.node(runs_on="thread")
-    def name(x: int) -> str:
-        return threading.current_thread().name
-
-    naming = ps.graph(name)
-
     async with engine.Engine(max_workers=3) as own:
         async with own.stream(naming(x) for x in range(50)) as results:
             assert len({n async for n in results}) <= 3
@@ -212,30 +209,15 @@ async def test_promise_6_no_thread_outlives_its_engine() -> None:
     assert set(threading.enumerate()) == before
 
 
-def test_promise_6_the_threads_of_the_default_engine_end_with_the_loop(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text("""
-import asyncio, threading
-import penstock as ps
-from penstock import engine
+def test_promise_6_the_threads_of_the_default_engine_end_with_the_loop() -> None:
+    before = threading.active_count()
 
-@ps.node(runs_on="thread")
-def double(x: int) -> int:
-    return 2 * x
+    async def main() -> int:
+        await engine.run(naming(1))
+        return threading.active_count()
 
-@ps.graph
-async def doubled(x: int) -> int:
-    return double(x)
-
-async def main():
-    print(await engine.run(doubled(4)), threading.active_count())
-
-asyncio.run(main())
-print(threading.active_count())
-""")
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout.split() == ["8", "2", "1"]
-    assert done.stderr == ""
+    assert asyncio.run(main()) == before + 1
+    assert threading.active_count() == before
 
 
 def test_promise_6_resources_are_closed_once_whatever_is_cancelled_and_reloaded_when(effort: int) -> None:
@@ -293,24 +275,8 @@ def test_promise_6_resources_are_closed_once_whatever_is_cancelled_and_reloaded_
 
 async def test_promise_6_an_engine_ends_if_all_tasks_are_cancelled_at_any_turn() -> None:
     # A loop that shuts down cancels all tasks, also tasks before their first step.
-    inside = 0
-
-    @ps.node
-    class Connection:
-        async def __aenter__(self) -> None:
-            nonlocal inside
-            inside += 1
-
-        async def __aexit__(self, *error: object) -> None:
-            nonlocal inside
-            inside -= 1
-
-        async def __call__(self, x: int) -> int:
-            return x
-
-    connection = Connection()
-
-    ask = ps.graph(connection)
+    log: list[str] = []
+    ask = ps.graph(model(log))
 
     async def serve() -> None:
         async with engine.Engine() as own, own.deploy(ask) as service:
@@ -324,6 +290,6 @@ async def test_promise_6_an_engine_ends_if_all_tasks_are_cancelled_at_any_turn()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         await asyncio.wait([serving])
-        assert inside == 0
+        assert log.count("entered") == log.count("left")
         turns += 1
     serving.result()

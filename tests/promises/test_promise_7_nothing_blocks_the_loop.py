@@ -1,26 +1,32 @@
 """Promise 7: nothing in the engine blocks the event loop."""
 
 import asyncio
-import random
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import added, same
-from tests.promises.exploring import Explorer
+from tests.kit import Gate, added, same
+from tests.promises.exploring import Explorer, random_of_loop
 
 
 class Turns:
-    """Counts the handlers that one task runs between two turns of the event loop."""
+    """Counts the turns of the event loop, and the handlers that run between two turns.
+
+    Attributes:
+        number: the number of the present turn.
+        most: the most handlers that one task ran between two turns.
+        most_of_all: the most handlers that all tasks together ran between two turns.
+    """
 
     def __init__(self) -> None:
-        self.most = 0
+        self.number = self.most = self.most_of_all = 0
         self._since_turn: Counter[asyncio.Task[Any] | None] = Counter()
         self._handle: asyncio.Handle | None = None
 
@@ -28,15 +34,22 @@ class Turns:
         """Count a handler that runs."""
         self._since_turn[asyncio.current_task()] += 1
 
-    def watch(self) -> None:
-        """Take the highest count, now and in every later turn of the loop."""
-        self.most = max(self.most, *self._since_turn.values(), 0)
+    @contextmanager
+    def watched(self) -> Generator[None]:
+        """Count anew, until the block ends."""
+        self.number = self.most = self.most_of_all = 0
         self._since_turn.clear()
-        self._handle = asyncio.get_running_loop().call_soon(self.watch)
-
-    def stop(self) -> None:
+        self._turn()
+        yield
         assert self._handle is not None
         self._handle.cancel()
+
+    def _turn(self) -> None:
+        self.number += 1
+        self.most = max(self.most, *self._since_turn.values(), 0)
+        self.most_of_all = max(self.most_of_all, self._since_turn.total())
+        self._since_turn.clear()
+        self._handle = asyncio.get_running_loop().call_soon(self._turn)
 
 
 turns = Turns()
@@ -63,12 +76,6 @@ async def narrow(x: int) -> int:
 
 
 @ps.node
-def plain(x: int) -> int:
-    turns.count()
-    return x
-
-
-@ps.node
 def further(x: int) -> int:
     turns.count()
     return x + 1
@@ -84,10 +91,10 @@ def many(x: int) -> list[int]:
     return list(range(60))
 
 
-hops = never_waits >> never_waits >> plain >> added >> narrow
+hops = never_waits >> never_waits >> further >> added >> narrow
 
 
-plain_hops = plain >> added
+plain_hops = further >> added
 
 
 @ps.graph
@@ -127,20 +134,17 @@ def test_promise_7_the_loop_gets_its_turn_after_256_hops_at_most(explore: Explor
     """No task makes more than 256 hops between two turns of the loop; hops are counted, no time is measured."""
 
     async def main() -> int:
-        rng = random.Random(asyncio.get_running_loop().seed)  # type: ignore[attr-defined]
+        rng = random_of_loop()
         graph: ps.Graph[[int], Any] = rng.choice([hops, plain_hops, line_hops, mixed_hops, looping_hops, mapping_hops])
         size = 10 if graph in (looping_hops, mapping_hops) else 100
-        turns.most = 0
-        turns.watch()
-        if rng.random() < 0.8:
-            ordered = rng.random() < 0.5
-            window = rng.choice([2, 16, 64])
-            async with engine.stream((graph(0) for _ in range(size)), max_in_flight=window, ordered=ordered) as results:
-                assert len([result async for result in results]) == size
-        else:
-            async with engine.deploy(graph, max_in_flight=16) as service:
-                await asyncio.gather(*(service(0) for _ in range(size // 8)))
-        turns.stop()
+        with turns.watched():
+            if rng.random() < 0.8:
+                options: Any = {"ordered": rng.random() < 0.5, "max_in_flight": rng.choice([2, 16, 64])}
+                async with engine.stream((graph(0) for _ in range(size)), **options) as results:
+                    assert len([result async for result in results]) == size
+            else:
+                async with engine.deploy(graph, max_in_flight=16) as service:
+                    await asyncio.gather(*(service(0) for _ in range(size // 8)))
         levels = 2 if graph in (looping_hops, mapping_hops) else 1  # a loop has two levels: the graph, and the body
         assert turns.most <= 256 * levels, f"{turns.most} handlers ran between two turns, in {graph.name!r}"
         return turns.most
@@ -149,11 +153,10 @@ def test_promise_7_the_loop_gets_its_turn_after_256_hops_at_most(explore: Explor
 
 
 async def test_promise_7_items_that_fail_at_the_end_of_a_line_give_the_loop_its_turn() -> None:
-    turns.most = 0
-    turns.watch()
-    async with engine.stream((failing_hops(0) for _ in range(100)), max_in_flight=100, on_error="skip") as results:
-        assert [result async for result in results] == []
-    turns.stop()
+    calls = (failing_hops(0) for _ in range(100))
+    async with engine.stream(calls, max_in_flight=100, on_error="skip") as results:
+        with turns.watched():
+            assert [result async for result in results] == []
     assert 100 < turns.most <= 256
 
 
@@ -209,14 +212,12 @@ async def test_promise_7_every_retry_gives_the_loop_its_turn(kind: str) -> None:
             return await last(down(x))
         return down(x) if kind == "plain" else await down(x)
 
-    turns.most = 0
-    turns.watch()
-    if kind == "stream":
-        with pytest.raises(OSError, match="1"):
-            await engine.run(graph(1))
-    else:
-        assert await engine.run(graph(1)) == 7
-    turns.stop()
+    with turns.watched():
+        if kind == "stream":
+            with pytest.raises(OSError, match="1"):
+                await engine.run(graph(1))
+        else:
+            assert await engine.run(graph(1)) == 7
     assert turns.most == 1
 
 
@@ -248,51 +249,33 @@ async def test_promise_7_arguments_are_pickled_and_processes_started_beside_the_
 
 
 async def test_promise_7_the_end_of_an_engine_waits_for_a_thread_without_holding_the_loop() -> None:
-    go_on = threading.Event()
-
-    @ps.node(runs_on="thread")
-    def block(x: int) -> int:
-        assert go_on.wait(30)
-        return x
-
-    blocking = ps.graph(block)
+    gate = Gate()
+    blocking = ps.graph(ps.node(runs_on="thread")(gate.block))
 
     async def use() -> None:
         async with engine.Engine() as own:
-            await own.run(blocking(1), timeout_seconds=0.3)  # the function runs by then
+            calling = asyncio.create_task(own.run(blocking(1)))
+            await gate.has()
+            calling.cancel()
+            await asyncio.wait([calling])
+            left.set()
 
+    left = asyncio.Event()
     using = asyncio.create_task(use())
-    await asyncio.wait([using], timeout=0.6)
+    await left.wait()
     await testing.wait_quiescent()
-    assert not using.done()  # the caller has its TimeoutError, but the Engine waits for its thread
-    go_on.set()  # reaching this line shows that the loop is free
-    try:
-        await using
-    except TimeoutError:
-        pass
+    assert not using.done()  # the caller has gone, but the Engine waits for its thread
+    gate.open()  # reaching this line shows that the loop is free
+    await using
 
 
 async def test_promise_7_a_caller_whose_calls_never_wait_gives_the_loop_its_turn() -> None:
     """A call that never suspends may begin and end at once, but at most 256 such calls run between two turns."""
-    in_a_turn = [0]
-
-    @ps.node
-    async def count(x: int) -> int:
-        in_a_turn[-1] += 1
-        return x
-
-    def turn() -> None:
-        nonlocal handle
-        in_a_turn.append(0)
-        handle = asyncio.get_running_loop().call_soon(turn)
-
-    async with engine.deploy(ps.graph(count)) as service:
-        handle = asyncio.get_running_loop().call_soon(turn)
-        for number in range(2_000):
-            assert await service(number) == number
-        handle.cancel()
-    assert sum(in_a_turn) == 2_000
-    assert max(in_a_turn) <= 256
+    async with engine.deploy(ps.graph(never_waits)) as service:
+        with turns.watched():
+            for number in range(2_000):
+                assert await service(number) == number
+    assert 0 < turns.most_of_all <= 256
 
 
 async def test_promise_7_calls_that_take_long_to_suspend_begin_in_turns_of_their_own(
@@ -300,33 +283,25 @@ async def test_promise_7_calls_that_take_long_to_suspend_begin_in_turns_of_their
 ) -> None:
     """A call may begin inside its caller's turn, unless that turn has already lasted a millisecond."""
     monkeypatch.setattr("penstock.actors.tasks.MOST_EAGER_SECONDS", 0.001)
-    turns = 0
     begun_in: list[int] = []
 
     @ps.node
     async def spin(x: int) -> int:
-        begun_in.append(turns)
+        begun_in.append(turns.number)
         until = time.perf_counter() + 0.002
         while time.perf_counter() < until:
             pass
         return x
 
-    def turn() -> None:
-        nonlocal handle, turns
-        turns += 1
-        handle = asyncio.get_running_loop().call_soon(turn)
-
     async with engine.deploy(ps.graph(spin)) as service:
-        handle = asyncio.get_running_loop().call_soon(turn)
-        for number in range(10):
-            assert await service(number) == number
-        handle.cancel()
+        with turns.watched():
+            for number in range(10):
+                assert await service(number) == number
     assert len(set(begun_in)) == 10
 
 
 async def test_promise_7_a_pipeline_that_never_waits_gives_the_loop_its_turn() -> None:
     """A long chain, or an endless source of items that never suspend, does not keep a timer from its turn."""
-
     line = same >> same >> same
 
     def endless():
@@ -357,15 +332,12 @@ wide = ps.graph(behind_a_wide_inbox)
 
 
 async def test_promise_7_a_source_that_fills_a_wide_inbox_gives_the_loop_its_turn() -> None:
-    seen = Turns()
-
     def calls() -> Iterator[ps.Call[int]]:
         for x in range(1000):
-            seen.count()
+            turns.count()
             yield wide(x)
 
-    seen.watch()
-    async with engine.stream(calls(), max_in_flight=1000) as results:
-        assert [x async for x in results] == list(range(1000))
-    seen.stop()
-    assert 0 < seen.most <= 64
+    with turns.watched():
+        async with engine.stream(calls(), max_in_flight=1000) as results:
+            assert [x async for x in results] == list(range(1000))
+    assert 0 < turns.most <= 64

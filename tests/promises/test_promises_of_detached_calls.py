@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock import engine, testing
-from tests.promises.exploring import Explorer
-from tests.saving.test_durable import MemoryStore
+from penstock import engine
+from tests.promises.exploring import Explorer, random_of_loop
+from tests.saving.agents import MemoryStore, without_threads
 
 TURNS = 3
 KEPT = 4
@@ -47,9 +47,7 @@ class Books:
 
     @classmethod
     def of_running_loop(cls) -> "Books":
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, testing.SeededLoop)
-        rng = random.Random(loop.seed)
+        rng = random_of_loop()
         fate = {f"k{number}": rng.choice(["done", "done", "failed", "asked"]) for number in range(4)}
         return cls(rng, ps.Durable(MemoryStore()), fate)
 
@@ -153,13 +151,7 @@ async def kind_of(call: Awaitable[int]) -> str:
 @pytest.fixture(autouse=True)
 def in_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace threads, whose steps no seed replays, by turns of the loop; keep few events."""
-
-    async def encode(work: Callable[..., Any], *args: Any) -> Any:
-        await asyncio.sleep(0)
-        return work(*args)
-
-    monkeypatch.setattr("asyncio.to_thread", encode)
-    monkeypatch.setattr("penstock.saving.durable.DurableCall._in_thread", lambda call, *args: encode(*args))
+    without_threads(monkeypatch)
     monkeypatch.setattr("penstock.engine.detached.KEPT", KEPT)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -10,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.promises.exploring import Explorer
+from tests.promises.exploring import Explorer, random_of_loop
 
 CAPACITY = 3
 READERS = 2
@@ -23,14 +22,14 @@ class Opened(Exception):
 class World:
     """One random world: generators that fail, and readers that leave, fail, are slow, or are cancelled."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+    def __init__(self, rng: random.Random, clients: int) -> None:
+        self.random = rng
         self.open = 0
         self.ahead = 0
         self.reading = 0
         self.most_reading = 0
-        self.given: list[int] = []
-        self.attempts: list[int] = []
+        self.given = [0] * clients
+        self.attempts = [0] * clients
         self.ends: Counter[str] = Counter()  # how clients ended
 
     async def pause(self) -> None:
@@ -133,11 +132,9 @@ async def read(service: engine.Service[[int], AsyncIterator[int]], client: int) 
             await values.aclose()
 
 
-async def _world(seed: int, clients: int = 12) -> World:
+async def _world(rng: random.Random, clients: int = 12) -> World:
     global world  # noqa: PLW0603 - one world at a time, seen by the nodes
-    mine = world = World(seed)
-    mine.given = [0] * clients
-    mine.attempts = [0] * clients
+    mine = world = World(rng, clients)
     async with engine.deploy(plain, mapped, nested, max_in_flight=3) as service:
         tasks = [asyncio.create_task(read(service, client)) for client in range(clients)]
         for task in tasks:
@@ -166,11 +163,7 @@ async def _world(seed: int, clients: int = 12) -> World:
 
 def test_promises_hold_for_streams_under_every_interleaving(explore: Explorer) -> None:
     async def main() -> World:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, testing.SeededLoop)
-        if sys.version_info >= (3, 12) and loop.seed % 4 == 3:
-            loop.set_task_factory(asyncio.eager_task_factory)
-        return await _world(loop.seed)
+        return await _world(random_of_loop(has_eager_tasks=True))
 
     ends = ("left", "read to the end", "Opened", "ValueError", "cancelled")
     reaches = {f"a reader: {end}": lambda world, end=end: world.ends[end] > 0 for end in ends}
@@ -183,11 +176,11 @@ def test_promises_hold_for_streams_under_every_interleaving(explore: Explorer) -
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_promises_hold_for_streams_on_real_loops(seed: int) -> None:
-    await _world(seed)
+    await _world(random.Random(seed))
 
 
 def test_promises_hold_for_streams_cancelled_at_every_step() -> None:
-    for outcome in testing.cancel_at_every_step(lambda: _world(1, clients=3)):
+    for outcome in testing.cancel_at_every_step(lambda: _world(random.Random(1), clients=3)):
         assert not outcome.tasks_left, outcome
         assert not outcome.loop_errors, outcome
         assert world.open == 0, outcome

@@ -4,7 +4,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,10 @@ RunAgent = Callable[..., list[str]]  # the fixture `run_agent`
 WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
 
 
-def agent(durable: ps.Durable, turn: "Callable[[State], Any]", last: int = TURNS) -> "ps.Graph[[str], str]":
-    """Returns a graph whose loop runs `turn` until the state has reached turn `last`."""
+def agent(
+    durable: ps.Durable, turn: "Callable[[State], Any]", last: int = TURNS, name: str = "answered"
+) -> "ps.Graph[[str], str]":
+    """Returns a graph of this name, whose loop runs `turn` until the state has reached turn `last`."""
     body = ps.node(effectful=True)(turn)
 
     @ps.node
@@ -45,12 +47,12 @@ def agent(durable: ps.Durable, turn: "Callable[[State], Any]", last: int = TURNS
     async def after(state: State) -> str:
         return " ".join(state.said)
 
-    @ps.graph
     async def answered(question: str) -> str:
         state = await ps.while_loop(goes_on, body, await before(question), durable=durable)
         return await after(state)
 
-    return answered
+    answered.__name__ = name
+    return ps.graph(answered)
 
 
 def durable_in(place: str) -> ps.Durable:
@@ -60,6 +62,35 @@ def durable_in(place: str) -> ps.Durable:
 
 def next_state(state: State, word: str) -> State:
     return State(state.turn + 1, (*state.said, word), {**state.counts, state.turn: word})
+
+
+class MemoryStore(ps.LoopStore):
+    """Keeps loops in memory; each method waits one turn of the loop before and after it has done its work."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, list[ps.LoopRecord]] = {}
+        self.calls: list[str] = []
+
+    async def called(self, method: str) -> None:
+        self.calls.append(method)
+        await asyncio.sleep(0)
+
+    async def load(self, key: str, /) -> ps.LoopRecord | None:
+        await self.called("load")
+        return self.records[key][-1] if key in self.records else None
+
+    async def store(self, key: str, record: ps.LoopRecord, /, *, expected_version: int) -> bool:
+        await self.called("store")
+        kept = self.records.get(key, [])
+        if (kept[-1].version if kept else 0) != expected_version:
+            return False
+        self.records[key] = [*(one for one in kept if one.step < record.step), record]
+        await asyncio.sleep(0)
+        return True
+
+    async def history(self, key: str, /) -> Sequence[ps.LoopRecord]:
+        await self.called("history")
+        return list(self.records.get(key, ()))
 
 
 class Job:
@@ -72,9 +103,9 @@ class Job:
         in_turn: what is done in a turn; a result of it is the word of the turn.
     """
 
-    def __init__(self, store: ps.LoopStore | Path, last: int = TURNS, **options: Any) -> None:
+    def __init__(self, store: ps.LoopStore | Path, last: int = TURNS, name: str = "answered", **options: Any) -> None:
         self.durable = ps.Durable(store, **options)
-        self.graph = agent(self.durable, self, last)
+        self.graph = agent(self.durable, self, last, name)
         self.ran: list[int] = []
         self.in_turn: dict[int, Callable[[], Awaitable[Any]]] = {}
 
@@ -111,6 +142,17 @@ async def stop(running: "asyncio.Task[Any]") -> None:
     """Cancels a call, and waits for its end."""
     running.cancel()
     await asyncio.wait([running])
+
+
+def without_threads(patch: Any) -> None:
+    """Replaces the threads of durable calls by turns of the loop, whose number is always the same."""
+
+    async def in_a_turn(work: Callable[..., Any], *args: Any) -> Any:
+        await asyncio.sleep(0)
+        return work(*args)
+
+    patch.setattr("asyncio.to_thread", in_a_turn)
+    patch.setattr("penstock.saving.durable.DurableCall._in_thread", lambda call, *args: in_a_turn(*args))
 
 
 async def fails() -> None:

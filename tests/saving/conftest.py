@@ -8,7 +8,7 @@ import pytest
 
 import tests.devices.conftest  # noqa: F401 - sets their number before a backend of JAX starts
 from tests.forked import forking
-from tests.saving.agents import RunAgent, program
+from tests.saving.agents import MemoryStore, RunAgent, program
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +23,8 @@ def run_agent() -> Iterator[RunAgent]:
             return said.splitlines()
 
         yield run
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()

@@ -10,8 +10,7 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from tests.kit import Gate
-from tests.saving.agents import FIRST, TURNS, WORDS, Job, State, asks, fails
-from tests.saving.test_durable import MemoryStore
+from tests.saving.agents import TURNS, WORDS, Job, MemoryStore, State, asks, fails
 from tests.saving.test_durable_processes import started
 
 
@@ -201,11 +200,7 @@ async def test_what_a_call_can_be_attached_to_by(tmp_path: Path) -> None:
         assert [item async for item in late] == [engine.Missed(None)]
         assert await late.result() == WORDS
 
-    @ps.graph
-    async def another() -> State:
-        return await ps.while_loop(ps.node(lambda state: False), ps.node(job), FIRST, durable=job.durable)
-
-    async with engine.deploy(another) as other:
+    async with engine.deploy(Job(file, name="another").graph) as other:
         with pytest.raises(ps.UnknownKey):  # another graph has the key
             await other.attach("k", events=int).result()
 

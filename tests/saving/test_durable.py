@@ -5,7 +5,7 @@ import errno
 import re
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,41 +20,7 @@ from penstock.saving import loops as loops_module
 from penstock.saving import store as store_module
 from penstock.testing import cancel_at_every_step
 from tests.kit import Gate
-from tests.saving.agents import FIRST, TURNS, WORDS, Job, State, fails, stop
-
-
-class MemoryStore(ps.LoopStore):
-    """Keeps loops in memory; each method waits one turn of the loop before and after it has done its work."""
-
-    def __init__(self) -> None:
-        self.records: dict[str, list[ps.LoopRecord]] = {}
-        self.calls: list[str] = []
-
-    async def called(self, method: str) -> None:
-        self.calls.append(method)
-        await asyncio.sleep(0)
-
-    async def load(self, key: str, /) -> ps.LoopRecord | None:
-        await self.called("load")
-        return self.records[key][-1] if key in self.records else None
-
-    async def store(self, key: str, record: ps.LoopRecord, /, *, expected_version: int) -> bool:
-        await self.called("store")
-        kept = self.records.get(key, [])
-        if (kept[-1].version if kept else 0) != expected_version:
-            return False
-        self.records[key] = [*(one for one in kept if one.step < record.step), record]
-        await asyncio.sleep(0)
-        return True
-
-    async def history(self, key: str, /) -> Sequence[ps.LoopRecord]:
-        await self.called("history")
-        return list(self.records.get(key, ()))
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
+from tests.saving.agents import TURNS, WORDS, Job, MemoryStore, State, fails, stop, without_threads
 
 
 @pytest.fixture
@@ -211,14 +177,10 @@ async def test_a_key_is_a_text(job: Job) -> None:
             await refused
 
 
-async def test_an_unfinished_key_is_for_the_same_graph(job: Job) -> None:
-    @ps.graph
-    async def other(question: str) -> State:
-        return await ps.while_loop(ps.node(lambda state: state.turn < 2), ps.node(job), FIRST, durable=job.durable)
-
+async def test_an_unfinished_key_is_for_the_same_graph(store: MemoryStore, job: Job) -> None:
     await job.ends("k", 3, fails)
     with pytest.raises(ps.OptionsError, match=r"unfinished call of graph 'answered', not of 'other'"):
-        await engine.run(other("q"), durable_key="k")
+        await Job(store, name="other").run()
 
 
 async def test_arguments_and_questions_are_equal_whatever_the_order_of_their_sets_and_dicts() -> None:
@@ -322,20 +284,19 @@ def owned(store: MemoryStore, key: str, lease_until: float, machine: str = "else
     store.records[key][-1] = replace(loop, owner=owner, lease_until=lease_until).record(record.version + 1)
 
 
-async def test_a_lease_of_another_machine_holds_until_it_ends(store: MemoryStore, job: Job) -> None:
+async def test_a_lease_holds_until_it_ends_or_until_its_process_on_this_machine_has_ended(
+    store: MemoryStore, job: Job
+) -> None:
     await job.ends("k", 2, fails)
     owned(store, "k", time.time() + 100)
     with pytest.raises(ps.KeyInUse, match="process 1 of another machine"):
         await job.run()
     owned(store, "k", time.time() - 1)
     assert await job.run() == WORDS
-
-
-async def test_the_end_of_a_process_of_this_machine_ends_its_lease(store: MemoryStore, job: Job) -> None:
-    await job.ends("k", 2, fails)
+    await job.ends("here", 2, fails)
     # The machine and process id of the owner exist, but process 1 started at another time than the owner.
-    owned(store, "k", time.time() + 100, loops_module.machine())
-    assert await job.run() == WORDS
+    owned(store, "here", time.time() + 100, loops_module.machine())
+    assert await job.run("here") == WORDS
 
 
 async def test_a_lease_is_renewed_while_an_iteration_takes_long(store: MemoryStore) -> None:
@@ -405,27 +366,25 @@ async def test_a_state_is_not_kept_over_that_of_a_call_that_has_taken_over(store
 # Storms, and stores that fail.
 
 
-def test_a_call_that_is_cancelled_at_any_step_goes_on_where_it_was(effort: int) -> None:
+def test_a_call_that_is_cancelled_at_any_step_goes_on_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, effort: int
+) -> None:
+    without_threads(monkeypatch)
     for seed in range(effort):
         store = MemoryStore()
-        job, results = Job(store), 0
-        for outcome in cancel_at_every_step(job.run, seed=seed, timeout_seconds=None):
-            assert not outcome.tasks_left
-            assert not outcome.loop_errors
-            assert not loops_module.active_calls
+        job, results = Job(store, last=3), 0
+        for outcome in cancel_at_every_step(job.run, seed=seed):
+            assert (outcome.tasks_left, outcome.loop_errors, [*loops_module.active_calls]) == ((), (), [])
             kept = [loops_module.Loop.read(record) for record in store.records.get("k", ())]
-            step, status = (kept[-1].step, kept[-1].status) if kept else (0, "running")
             assert not kept or kept[-1].owner is None
-            if outcome.error is None:
-                results += 1
-                assert status == "done"
-                step = 0
-            else:
-                assert isinstance(outcome.error, asyncio.CancelledError)
-                assert status == "running"  # a call whose record says "done" has returned its result
+            status = kept[-1].status if kept else "running"
+            assert status == ("done" if outcome.error is None else "running")
+            assert outcome.error is None or isinstance(outcome.error, asyncio.CancelledError)
+            results += status == "done"
+            step = kept[-1].step if kept and status == "running" else 0
             job.ran.clear()
-            assert asyncio.run(job.run()) == WORDS
-            assert job.ran == list(range(step, TURNS))
+            assert asyncio.run(job.run()) == "word0 word1 word2"
+            assert job.ran == list(range(step, 3))
             store.records.clear()
         assert results >= 1
 

@@ -13,15 +13,10 @@ import penstock as ps
 from penstock import engine
 from penstock.saving import loops as loops_module
 from penstock.testing import cancel_at_every_step
-from tests.saving.test_durable import MemoryStore
+from tests.saving.agents import MemoryStore
 from tests.tracing import Tracing
 
 Body = Callable[[list[Any]], Coroutine[Any, Any, list[Any]]]
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
 
 
 def looped(store: ps.LoopStore | Path, body: Any, last: int = 1) -> "ps.Graph[[], list[Any]]":
@@ -36,9 +31,17 @@ def looped(store: ps.LoopStore | Path, body: Any, last: int = 1) -> "ps.Graph[[]
     return asking
 
 
-@ps.node
-async def asks(state: list[Any]) -> list[Any]:
-    return [*state, await ps.interrupt("?")]
+def asks_about(question: Callable[[list[Any]], Any]) -> Any:
+    """Returns a node that asks a question, and adds the answer to its list."""
+
+    @ps.node
+    async def asks(state: list[Any]) -> list[Any]:
+        return [*state, await ps.interrupt(question(state))]
+
+    return asks
+
+
+asks = asks_about(lambda state: "?")
 
 
 async def asked(graph: "ps.Graph[[], list[Any]]", key: str = "k", **answer: Any) -> Any:
@@ -54,11 +57,7 @@ async def answered(graph: "ps.Graph[[], list[Any]]", answer: Any, key: str = "k"
 
 @pytest.mark.parametrize("answer", [("yes", None), None], ids=str)
 async def test_a_question_ends_the_call_and_its_answer_goes_on(store: MemoryStore, answer: object) -> None:
-    @ps.node
-    async def body(state: list[Any]) -> list[Any]:
-        return [*state, await ps.interrupt({"pay": 120})]
-
-    graph = looped(store, body)
+    graph = looped(store, asks_about(lambda state: {"pay": 120}))
     with pytest.raises(ps.Interrupted, match=r"'k' waits for the answer to {'pay': 120}: run it again") as caught:
         await engine.run(graph, durable_key="k")
     assert (caught.value.key, caught.value.question) == ("k", {"pay": 120})
@@ -233,10 +232,7 @@ async def test_of_two_questions_at_once_the_first_ends_the_call_and_siblings_are
 
 
 async def test_a_question_in_cond_and_in_a_loop_inside_is_of_the_iteration(store: MemoryStore) -> None:
-    @ps.node
-    async def ask(state: list[Any]) -> list[Any]:
-        return [*state, await ps.interrupt(f"{len(state)}?")]
-
+    ask = asks_about(lambda state: f"{len(state)}?")
     below_two = ps.node(lambda state: len(state) < 2)
 
     async def body(state: list[Any]) -> list[Any]:
@@ -368,12 +364,8 @@ async def test_an_answer_that_nobody_waits_for_is_refused(store: MemoryStore) ->
 
 
 async def test_what_cannot_be_stored_is_no_question_and_no_answer(store: MemoryStore) -> None:
-    @ps.node
-    async def body(state: list[Any]) -> list[Any]:
-        return [await ps.interrupt({"who": object()})]
-
     with pytest.raises(ps.NotStorable, match=r'question\["who"\] is a builtins.object'):
-        await engine.run(looped(store, body), durable_key="k")
+        await engine.run(looped(store, asks_about(lambda state: {"who": object()})), durable_key="k")
     graph = looped(store, asks)
     assert await asked(graph, "k2") == "?"
     with pytest.raises(ps.NotStorable, match=r"answer\[0\] is a "):

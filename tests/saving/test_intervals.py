@@ -64,7 +64,8 @@ async def live(
 @pytest.mark.parametrize("read_ahead_at", [None, 5])
 async def test_each_life_goes_on_from_the_last_multiple(tmp_path: Path, read_ahead_at: int | None) -> None:
     """This also holds for a life that begins with values that the life before had read ahead."""
-    async with engine.stream(feed(ordered())) as stream:
+    records = range(1600)
+    async with engine.stream(feed(ordered(records))) as stream:
         whole = [exact(value) async for value in stream]
     checkpoint = ps.Checkpoint(tmp_path, every_values=23)
     got: dict[int, Any] = {}
@@ -72,9 +73,9 @@ async def test_each_life_goes_on_from_the_last_multiple(tmp_path: Path, read_ahe
     if read_ahead_at is not None:
         # No barrier is on its way here, so all values that the steps hold become unread values.
         never = ps.Checkpoint(tmp_path, every_seconds=None)
-        await live(feed(ordered()), never, read_ahead_at, read_ahead_at)
+        await live(feed(ordered(records)), never, read_ahead_at, read_ahead_at)
     for values in [30] * 8 + [None]:
-        began, read = await live(feed(ordered()), checkpoint, values)
+        began, read = await live(feed(ordered(records)), checkpoint, values)
         begins.append(began)
         for place, value in enumerate(read, began):
             assert got.setdefault(place, value) == value

@@ -19,8 +19,7 @@ import penstock as ps
 from penstock import engine
 from penstock._cli import main
 from penstock.saving import store as store_module
-from tests.saving.agents import FIRST, TURNS, WORDS, Job, RunAgent, State, asks, fails, next_state, stop
-from tests.saving.test_durable import MemoryStore
+from tests.saving.agents import FIRST, TURNS, WORDS, Job, MemoryStore, RunAgent, State, asks, fails, next_state, stop
 from tests.saving.test_durable_processes import started
 
 
@@ -270,15 +269,15 @@ async def test_a_graph_gets_the_arguments_that_it_was_called_with(file: Path) ->
 
 
 async def test_all_keys_that_are_unfinished_and_ask_nothing_go_on(job: Job) -> None:
-    for number in range(10):
-        await job.ends(f"down{number}", number % TURNS, fails)
+    for number in range(TURNS):
+        await job.ends(f"down{number}", number, fails)
     await job.run("done")
     await job.ends("asking", 3, asks)
     running = await job.begun("running", 1)
     job.ran.clear()
     async with engine.deploy(job.graph, max_in_flight=2, max_queue=0) as service:
         assert await service.resume_all(concurrency=4) == {}
-    assert sorted(job.ran) == sorted(turn for number in range(10) for turn in range(number % TURNS, TURNS))
+    assert sorted(job.ran) == sorted(turn for number in range(TURNS) for turn in range(number, TURNS))
     found = states(await job.durable.runs())
     assert found.pop("asking") == "asking"
     assert found.pop("running") == "running"
@@ -287,17 +286,8 @@ async def test_all_keys_that_are_unfinished_and_ask_nothing_go_on(job: Job) -> N
 
 
 async def test_keys_that_cannot_go_on_come_back_with_the_reason(job: Job, file: Path) -> None:
-    other = Job(file)
-
-    @ps.graph
-    async def elsewhere(question: str) -> str:
-        return await other.graph(question)
-
-    for key, graph in (("other", elsewhere), ("down", job.graph), ("asks", job.graph)):
-        job.in_turn = other.in_turn = {2: fails}
-        with pytest.raises(ValueError, match="down"):
-            await engine.run(graph("q"), durable_key=key)
-    job.in_turn = {}
+    for key, one in (("other", Job(file, name="elsewhere")), ("down", job), ("asks", job)):
+        await one.ends(key, 2, fails)
     calls = 0
 
     async def fails_or_asks() -> Any:
@@ -315,19 +305,11 @@ async def test_keys_that_cannot_go_on_come_back_with_the_reason(job: Job, file: 
 
 
 async def test_a_key_of_two_stores_goes_on_in_the_one_where_it_is_unfinished(job: Job, tmp_path: Path) -> None:
-    other = Job(tmp_path / "other.db")
-
-    @ps.graph
-    async def second(question: str) -> str:
-        return await other.graph(question)
-
+    other = Job(tmp_path / "other.db", name="second")
     await job.run("k")
-    other.in_turn = {2: fails}
-    with pytest.raises(ValueError, match="down"):
-        await engine.run(second("q"), durable_key="k")
-    other.in_turn = {}
+    await other.ends("k", 2, fails)
     job.ran.clear()
-    async with engine.deploy(job.graph, second) as service:
+    async with engine.deploy(job.graph, other.graph) as service:
         with pytest.raises(ps.OptionsError, match=r"'second'\] have this key, each in a store of its own"):
             await service.resume("k")
         assert await service.resume_all() == {}

@@ -302,49 +302,25 @@ def test_everything_is_synchronised_before_it_gets_its_name(
     assert done[renamed + 1] == ("fsync", folder.path)
 
 
-# Saves a snapshot once for each step of a save, in a forked process that is killed at that step.
-KILLED_AT_EACH_STEP = """
-import itertools, os, signal, sys
-import numpy as np
-from penstock.saving import snapshots
-from penstock.saving.snapshots import Snapshot, SnapshotFolder
+def test_after_a_kill_at_any_step_the_last_snapshot_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[tuple[str, Path]] = []
 
-def snapshot(record):
-    return Snapshot(record, {"a": np.full(1000, record), "reader": record}, {}, False)
+    def leave_a_copy(step: str, path: Path) -> None:
+        left.append((step, shutil.copytree(folder.path, tmp_path / str(len(left)))))
 
-def dies_at(number):
-    passed = itertools.count()
-    def before_step(step, path):
-        if next(passed) == number:
-            print(step, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-    return before_step
-
-for number in itertools.count():
-    with SnapshotFolder(sys.argv[1], keep=2) as folder:
-        folder.save(snapshot(2 * number + 1))
-    if not (child := os.fork()):
-        folder = SnapshotFolder(sys.argv[1], keep=2)
-        snapshots.before_step = dies_at(number)
-        folder.save(snapshot(2 * number + 2))
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    with SnapshotFolder(sys.argv[1]) as folder:
-        found = folder.newest()
-    saved = 2 * number + 1 + (status == 0)
-    assert found.record >= saved and found.states["a"].tolist() == [found.record] * 1000, (number, found)
-    if status == 0:
-        break
-"""
-
-
-def test_after_a_kill_at_any_step_the_last_snapshot_is_there(tmp_path: Path) -> None:
-    program = [sys.executable, "-W", "error", "-c", KILLED_AT_EACH_STEP, str(tmp_path)]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    steps = done.stdout.split()
-    assert steps[:9] == ["mkdir", *["write", "fsync"] * 3, "fsync", "rename"]
-    assert set(steps[9:]) == {"fsync", "rename", "remove"}
+    with SnapshotFolder(tmp_path / "folder", keep=2) as folder, monkeypatch.context() as patch:
+        folder.save(snapshot(1))
+        folder.save(snapshot(2))
+        patch.setattr(snapshots, "before_step", leave_a_copy)
+        folder.save(snapshot(3))
+    steps = [step for step, _ in left]
+    assert steps == ["mkdir", *["write", "fsync"] * 4, "fsync", "rename", "fsync", "rename", "fsync", "remove"]
+    for at, (_, copy) in enumerate(left):
+        with SnapshotFolder(copy, keep=2) as again:
+            assert newest(again) == (2 if at <= steps.index("rename") else 3)
+            again.save(snapshot(4))
+            assert newest(again) == 4
+            assert len(names(again)) == 3  # two snapshots and the lock
 
 
 HOLDS = """

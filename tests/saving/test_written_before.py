@@ -13,7 +13,7 @@ from penstock import data, engine
 from tests.saving import written
 from tests.saving.agents import State
 from tests.saving.exact import exact
-from tests.saving.written import PIPELINES, agent_of, arrays_of, of_fold, of_reader, value_of_each_kind
+from tests.saving.written import PIPELINES, agent_of, arrays_of, of_fold, ordered, read_batches, value_of_each_kind
 
 FOLDERS = sorted(Path(__file__).parent.glob("written_by_*"))
 WORDS = "word0 word1 word2 word3 word4"
@@ -46,8 +46,7 @@ async def test_what_is_on_a_mesh_goes_on_from_a_snapshot_of_an_earlier_version(f
 
 
 async def test_an_end_of_an_earlier_version_stays_the_end(folder: Path) -> None:
-    call = written.of_stages()
-    async with engine.stream(call, checkpoint=ps.Checkpoint(folder / "ended")) as values:
+    async with engine.stream(PIPELINES["stages"](), checkpoint=ps.Checkpoint(folder / "ended")) as values:
         assert [value async for value in values] == []
         assert values.position > 100
 
@@ -56,7 +55,7 @@ def test_the_state_of_a_reader_goes_on_from_a_snapshot_of_an_earlier_version(fol
     def learned(**options: Any) -> list[str]:
         reader = written.Reader()
         options = {"checkpoint": ps.Checkpoint(folder / "reader", reader=reader)} if options else {}
-        with data.iterate(of_reader(), **options) as batches:
+        with data.iterate(read_batches(ordered()), **options) as batches:
             return [reader.learn(batch) for batch in batches]
 
     whole, rest = learned(), learned(goes_on=True)

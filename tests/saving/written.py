@@ -170,71 +170,51 @@ def joined(values: list[Any]) -> Any:
     return np.array(values)[::-1].copy()
 
 
-# Pipelines: each function returns a new call with new arguments.
+# Pipelines. A stateful node has a new instance in each call.
+
+trainer, other_trainer, in_order = Trainer(), Trainer(), InOrder()
+triples, counting, everything = Triples(), Counting(), Everything()
+read_numbers = data.read(NUMBERS, runs_on="loop")
 
 
-def of_stages() -> Any:
-    trainer = Trainer()
-
-    @ps.graph
-    async def stages(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
-        numbers = records >> data.read(NUMBERS, runs_on="loop") >> number >> data.shuffled(7, seed=5)
-        batches = numbers >> data.filtered(is_kept) >> data.batched(5) >> data.rebatched(7) >> data.prefetched(3)
-        return batches >> data.unbatched() >> data.batched(2, drop_remainder=True, collate=joined) >> trainer
-
-    return stages(ordered())
+@ps.graph
+async def stages(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
+    numbers = records >> read_numbers >> number >> data.shuffled(7, seed=5)
+    batches = numbers >> data.filtered(is_kept) >> data.batched(5) >> data.rebatched(7) >> data.prefetched(3)
+    return batches >> data.unbatched() >> data.batched(2, drop_remainder=True, collate=joined) >> trainer
 
 
-def of_packed() -> Any:
-    @ps.graph
-    async def rows(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[data.Packed]:
-        return records >> data.read(SEQUENCES) >> data.packed(12, look_ahead=3) >> data.batched(2)
-
-    return rows(ordered(SEQUENCES))
+@ps.graph
+async def rows(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[data.Packed]:
+    return records >> data.read(SEQUENCES) >> data.packed(12, look_ahead=3) >> data.batched(2)
 
 
-def of_records() -> Any:
-    @ps.graph
-    async def records_of(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[data.Record[Any]]:
-        by_index = records >> data.shuffled(5, seed=2) >> data.read(SEQUENCES, concurrency=2)
-        return by_index >> data.shuffled(4, seed=1)
-
-    return records_of(ordered(SEQUENCES, shard=(1, 2)))
+@ps.graph
+async def records_of(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[data.Record[Any]]:
+    by_index = records >> data.shuffled(5, seed=2) >> data.read(SEQUENCES, concurrency=2)
+    return by_index >> data.shuffled(4, seed=1)
 
 
-def of_record_batches() -> Any:
-    @ps.graph
-    async def batches() -> AsyncIterator[data.Records[Any]]:
-        return data.order(NUMBERS, batch=4, shuffle_seed=7, epochs=40) >> data.read(NUMBERS, runs_on="loop")
-
-    return batches()
+@ps.graph
+async def batches() -> AsyncIterator[data.Records[Any]]:
+    return data.order(NUMBERS, batch=4, shuffle_seed=7, epochs=40) >> read_numbers
 
 
-def of_splits() -> Any:
-    one = InOrder()
-
-    @ps.graph
-    async def split(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
-        left, right = records >> data.read(NUMBERS) >> number >> data.split(2, ahead=4)
-        above, below = right >> halved >> data.split(2)
-        turns = ps.map_each(added, left, ps.map_each(added, above, below)) >> data.split(2)
-        return turns >> data.merged("round_robin") >> one
-
-    return split(ordered())
+@ps.graph
+async def split(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
+    left, right = records >> data.read(NUMBERS) >> number >> data.split(2, ahead=4)
+    above, below = right >> halved >> data.split(2)
+    turns = ps.map_each(added, left, ps.map_each(added, above, below)) >> data.split(2)
+    return turns >> data.merged("round_robin") >> in_order
 
 
-def of_mix() -> Any:
-    trainer = Trainer()
-
-    @ps.graph
-    async def mix() -> AsyncIterator[float]:
-        first = data.order(NUMBERS, shuffle_seed=1, epochs=20) >> data.prefetched(3)
-        second = data.order(range(15), shuffle_seed=2, epochs=None) >> data.read(range(15))
-        third = data.order(NUMBERS, shard=(0, 5)) >> data.read(NUMBERS, runs_on="loop")
-        mixed = data.mix([(first, 0.6), (second, 0.3), (third, 0.1)], seed=5, until="all", count=500)
-        return mixed >> index_of >> trainer
-
-    return mix()
+@ps.graph
+async def mix() -> AsyncIterator[float]:
+    first = data.order(NUMBERS, shuffle_seed=1, epochs=20) >> data.prefetched(3)
+    second = data.order(range(15), shuffle_seed=2, epochs=None) >> data.read(range(15))
+    third = data.order(NUMBERS, shard=(0, 5)) >> read_numbers
+    mixed = data.mix([(first, 0.6), (second, 0.3), (third, 0.1)], seed=5, until="all", count=500)
+    return mixed >> index_of >> trainer
 
 
 @ps.node
@@ -242,64 +222,26 @@ def index_of(record: data.Record[Any]) -> float:
     return record.index + (0.5 if record.value is None else record.value)
 
 
-def of_mixed_batches() -> Any:
-    @ps.graph
-    async def mixed_batches() -> AsyncIterator[float]:
-        first = data.order(NUMBERS, batch=3, shuffle_seed=1, epochs=40, drop_remainder=True)
-        second = data.order(NUMBERS, batch=2, epochs=40)
-        mixed = data.mix([(first, 0.5), (second, 0.5)], seed=1)
-        return mixed >> data.read(NUMBERS, runs_on="loop") >> total
-
-    return mixed_batches()
+@ps.graph
+async def mixed_batches() -> AsyncIterator[float]:
+    first = data.order(NUMBERS, batch=3, shuffle_seed=1, epochs=40, drop_remainder=True)
+    second = data.order(NUMBERS, batch=2, epochs=40)
+    return data.mix([(first, 0.5), (second, 0.5)], seed=1) >> read_numbers >> total
 
 
-def of_values() -> Any:
-    everything = Everything()
-
-    @ps.graph
-    async def values(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
-        return ps.map_each(everything, records, concurrency=1) >> data.shuffled(3, seed=1)
-
-    return values(ordered())
+@ps.graph
+async def values(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+    return ps.map_each(everything, records, concurrency=1) >> data.shuffled(3, seed=1)
 
 
-def of_iterator(source: Any) -> Any:
-    @ps.graph
-    async def lines(records: AsyncIterator[data.Record[Any]]) -> AsyncIterator[Any]:
-        return records >> data.batched(4)
-
-    return lines(data.order(source, shard=(1, 2)))
+@ps.graph
+async def lines(records: AsyncIterator[data.Record[Any]]) -> AsyncIterator[Any]:
+    return records >> data.batched(4)
 
 
-def of_class() -> Any:
-    trainer, triples, counting = Trainer(), Triples(), Counting()
-
-    @ps.graph
-    async def counted() -> AsyncIterator[float]:
-        return counting() >> triples >> trainer
-
-    return counted()
-
-
-def of_control_flow() -> Any:
-    inner, outer, other = Trainer(), InOrder(), Trainer()
-
-    async def halves(value: Any) -> Any:
-        return await ps.while_loop(is_large, halved, value)
-
-    async def chosen(value: Any) -> Any:
-        first = await ps.cond(is_large(value), halves, inner, value)
-        return await ps.switch(which(first), [halved, other], first)
-
-    async def both(value: Any) -> Any:
-        return await outer(halved(value))
-
-    @ps.graph
-    async def control(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
-        numbers = records >> data.read(NUMBERS, runs_on="loop") >> number
-        return ps.map_each(both, ps.map_each(chosen, numbers, concurrency=1), concurrency=3)
-
-    return control(ordered())
+@ps.graph
+async def counted() -> AsyncIterator[float]:
+    return counting() >> triples >> trainer
 
 
 @ps.node
@@ -307,27 +249,43 @@ def which(value: float) -> int:
     return int(value * 10) % 2
 
 
-def of_failover() -> Any:
-    one = Trainer()
+async def halves(value: Any) -> Any:
+    return await ps.while_loop(is_large, halved, value)
 
-    @ps.node(failover=one)
-    async def down(value: float) -> float:
-        if value > 0:
-            raise ConnectionError
-        return value
 
-    @ps.graph
-    async def failing_over(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
-        return ps.map_each(down, records >> data.read(NUMBERS, runs_on="loop") >> number, concurrency=1)
+async def chosen(value: Any) -> Any:
+    first = await ps.cond(is_large(value), halves, trainer, value)
+    return await ps.switch(which(first), [halved, other_trainer], first)
 
-    return failing_over(ordered())
+
+async def both(value: Any) -> Any:
+    return await in_order(halved(value))
+
+
+@ps.graph
+async def control(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
+    return ps.map_each(both, ps.map_each(chosen, records >> read_numbers >> number, concurrency=1), concurrency=3)
+
+
+@ps.node(failover=trainer)
+async def down(value: float) -> float:
+    if value > 0:
+        raise ConnectionError
+    return value
+
+
+@ps.graph
+async def failing_over(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
+    return ps.map_each(down, records >> read_numbers >> number, concurrency=1)
 
 
 PIPELINES: dict[str, Callable[[], Any]] = {
-    "stages": of_stages, "packed": of_packed, "records": of_records, "record_batches": of_record_batches,
-    "splits": of_splits, "mix": of_mix, "mixed_batches": of_mixed_batches, "values": of_values,
-    "iterator": lambda: of_iterator(Lines()), "function": lambda: of_iterator(Lines), "class": of_class,
-    "control_flow": of_control_flow, "failover": of_failover,
+    "stages": lambda: stages(ordered()), "packed": lambda: rows(ordered(SEQUENCES)),
+    "records": lambda: records_of(ordered(SEQUENCES, shard=(1, 2))), "record_batches": batches,
+    "splits": lambda: split(ordered()), "mix": mix, "mixed_batches": mixed_batches,
+    "values": lambda: values(ordered()), "iterator": lambda: lines(data.order(Lines(), shard=(1, 2))),
+    "function": lambda: lines(data.order(Lines, shard=(1, 2))), "class": counted,
+    "control_flow": lambda: control(ordered()), "failover": lambda: failing_over(ordered()),
 }  # fmt: skip
 
 
@@ -385,12 +343,9 @@ class Reader(Keeping):
         return float(self.held[0]).hex()
 
 
-def of_reader() -> Any:
-    @ps.graph
-    async def read_batches(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
-        return records >> data.read(NUMBERS) >> data.batched(5)
-
-    return read_batches(ordered())
+@ps.graph
+async def read_batches(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+    return records >> data.read(NUMBERS) >> data.batched(5)
 
 
 def of_fold(fails_at: int | None, seen: list[int]) -> Any:
@@ -476,9 +431,11 @@ def write(folder: Path) -> None:
     for limit, (name, make) in enumerate(PIPELINES.items(), 7):
         asyncio.run(snapshot_after(make(), folder / name, limit))
     asyncio.run(snapshot_after(on_mesh(), folder / "mesh", 7))
-    asyncio.run(snapshot_after(of_stages(), folder / "ended", 1000))
+    asyncio.run(snapshot_after(PIPELINES["stages"](), folder / "ended", 1000))
     reader = Reader()
-    with data.iterate(of_reader(), checkpoint=ps.Checkpoint(folder / "reader", keep=1, reader=reader)) as batches:
+    with data.iterate(
+        read_batches(ordered()), checkpoint=ps.Checkpoint(folder / "reader", keep=1, reader=reader)
+    ) as batches:
         for batch in batches:
             reader.learn(batch)
             if batches.position == 7:
