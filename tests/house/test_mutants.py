@@ -56,48 +56,39 @@ MUTANTS = [Mutant(*row) for row in [
      "tests/saving/test_checkpoints.py::test_a_state_that_changes_in_place_is_copied"),
     ("saving/snapshots.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
      "tests/saving/test_snapshots.py::test_a_second_writer_is_refused_until_the_first_has_gone"),
-    # a channel is first in, first out
     ("actors/channel.py", "return plain.popleft()", "return plain.pop()",
-     "tests/actors/test_channel.py"),
+     "tests/actors/test_channel.py::test_it_is_first_in_first_out_and_holds_no_more_than_its_capacity"),
     ("engine/pipeline.py", "        frame.group.close()\n", "        frame.group.ended()\n",
      "tests/promises/test_promise_3_order.py::test_promise_3_the_calls_of_a_key_come_one_after_the_other"),
-    # the first outcome of an item is its outcome
     ("actors/frame.py", '        if self.state == "running":\n            self.expired = expired\n',
      "        if True:\n            self.expired = expired\n",
-     "tests/promises/test_random_worlds.py"),
-    # a node has as many attempts as it asked for
+     "tests/promises/test_random_worlds.py::test_promises_1_2_4_and_5_hold_in_random_worlds"),
     ("actors/attempts.py", "number >= retry.attempts", "number > retry.attempts",
-     "tests/promises/test_promise_4_exactly_once.py"),
-    # a stream hands out its items in input order
+     "tests/promises/test_promise_4_exactly_once.py::test_promise_4_what_was_asked_for_is_called_as_often_as_asked"),
     ("engine/source.py", "self._completion_order: deque[int] | None = None if ordered else deque()",
      "self._completion_order: deque[int] | None = deque()",
-     "tests/promises/test_promise_3_order.py"),
-    # only calls of pure nodes are merged
+     "tests/promises/test_promise_3_order.py::test_promise_3_outputs_come_in_input_order"),
     ("engine/planning.py", "if is_node(step.callee) and step.callee.policy.pure:", "if is_node(step.callee):",
-     "tests/engine/test_plan.py"),
-    # map_each runs no more of its bodies at a time than allowed
+     "tests/engine/test_plan.py::test_what_is_not_pure_is_not_merged"),
     ("engine/bodies.py", "and len(self.frames) < self._limit", "and len(self.frames) <= self._limit",
-     "tests/engine/test_control_flow.py"),
-    # a supervisor gives up after as many restarts as it allows
+     "tests/engine/test_control_flow.py::test_map_each_runs_as_many_bodies_at_a_time_as_it_may"),
     ("actors/supervision.py", "if len(self._restarts) > self.flags.max_restarts:",
      "if len(self._restarts) >= self.flags.max_restarts:",
-     "tests/actors/test_supervision.py"),
+     "tests/actors/test_supervision.py::test_a_restart_that_fails_counts_again_and_takes_its_own_siblings_along"),
     ("devices/programs.py", "            raise UnlikeBeforeError\n", "            pass\n",
      "tests/devices/test_device_actors.py::test_a_function_that_was_called_often_takes_nothing_for_what_it_is_not"),
     # the items that fail a batch are found, and no others blamed
     ("devices/failed_batches.py", "and len(calls) > 1:", "and len(calls) > 2:",
      "tests/devices/test_batches.py::test_items_that_fail_are_found_in_few_runs_and_no_others_are_blamed"),
-    # a graph whose names mean something else is traced again
     ("engine/tracing/references.py", "    def changed(self) -> bool:\n        \"\"\"Whether a name now",
      "    def changed(self) -> bool:\n        return False\n        \"\"\"Whether a name now",
-     "tests/engine/test_staleness.py"),
+     "tests/engine/test_staleness.py::test_a_notebook_cell_that_is_run_again"),
     ("saving/durable.py", "return self._loop.step, await self._in_thread(decoded, self._loop.state, initial)",
      "return 0, initial",
      "tests/saving/test_durable.py::test_a_call_that_has_failed_goes_on_and_one_with_a_result_begins_anew"),
-    # the spans below a node's are those of its own code
     ("telemetry/spans.py", "otel_context.attach(trace.set_span_in_context(self._span))",
      "otel_context.attach(parent.context)",
-     "tests/telemetry/test_span_tree.py"),
+     "tests/telemetry/test_spans.py::test_a_call_is_a_child_of_its_callers_span_and_has_one_span_per_node"),
     ("consume/partitions.py", "                if error is not None:\n", "                if False:\n",
      "tests/consume/test_kafka.py::test_dead_letters_have_their_source_and_a_refused_one_is_written_again"),
     ("serving/application.py", " if hmac.compare_digest(digest, given)]", "]",
@@ -118,9 +109,8 @@ MORE_MUTANTS = [Mutant(*row) for row in [
      "tests/telemetry/test_metrics.py::test_a_limit_that_scopes_share_counts_once"),
     ("actors/threads.py", "        await self._free.acquire()\n", "        pass\n",
      "tests/runtime/test_limits.py::test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_sites"),
-    # a line that never waits gives the loop its turn
     ("actors/worker.py", "            or self.budget < LONGEST_LINE\n", "",
-     "tests/promises/test_promise_7_nothing_blocks_the_loop.py"),
+     "tests/promises/test_promise_7_nothing_blocks_the_loop.py::test_promise_7_the_loop_gets_its_turn_after_256_hops_at_most"),
     # values that the reader of a failed stream has not taken are dropped
     ("actors/stream_buffer.py", "        self.error = error\n        self.held.clear()\n",
      "        self.error = error\n",
