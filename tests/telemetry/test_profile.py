@@ -55,6 +55,18 @@ def test_a_reader_that_holds_the_loop_limits_although_nodes_look_busy_meanwhile(
     assert profile.verdict.reason.startswith("the reader of fetch_to_slow_to_half limits")
 
 
+@virtual
+async def test_the_limit_that_is_taken_most_tells_the_busy_share_of_a_node() -> None:
+    held = waits("held", 0.1, concurrency=64)
+
+    @ps.graph
+    async def mapped(numbers: list[int]) -> list[int]:
+        return await ps.map_each(held, numbers, concurrency=2)
+
+    profile = await profile_of(engine.stream([mapped([*range(20)])]))
+    assert node_of(profile, "held").busy_share == pytest.approx(1.0)
+
+
 def evidence_of(*steps: StepSnapshot, **options: Any) -> Evidence:
     """Returns what a profile of 10 s has seen of some steps."""
     sums = Sums()

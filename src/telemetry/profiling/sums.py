@@ -275,8 +275,9 @@ class Sums:
 
     def busy_share(self, node: NodeSum) -> float | None:
         """Return the share of the time for which a node's own places were busy; None if the node is not timed."""
-        place_seconds = sum(group.place_seconds for group in self.own_places(node)) or node.open_seconds
-        return None if node.busy_seconds is None or not place_seconds else node.held_seconds / place_seconds
+        groups = [(group.busy[node.step.name], group.place_seconds) for group in self.own_places(node)]
+        shares = [held / seconds for held, seconds in groups or [(node.held_seconds, node.open_seconds)] if seconds]
+        return max(shares, default=None) if node.busy_seconds is not None else None
 
     def on_devices(self) -> set[Name]:
         """Return the nodes whose busy time counts as work of a device.
@@ -618,8 +619,9 @@ class NodeProfile:
             node that gives or reads a stream, whose time would include the time of other nodes.
         busy_share: the time for which its places were taken, divided by the place-seconds: how many items it may have
             at a time, times the seconds for which its scopes were open inside of the profile. 1 means always busy.
-            Items that are still in the node count, too. A node without a limit counts as one place; its share is the
-            mean number of items in it. None if `busy_seconds` is None.
+            Items that are still in the node count, too. Of several limits, the one that is taken most counts. A node
+            without a limit counts as one place; its share is the mean number of items in it. None if `busy_seconds` is
+            None.
         p50_seconds: half of its executions, with all attempts of each, took at most this long. None if none was timed.
         p90_seconds: 90 % of its executions took at most this long.
         p99_seconds: 99 % of its executions took at most this long.
