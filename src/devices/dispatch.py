@@ -627,6 +627,13 @@ class SingleJob(Job):
         self._parameters = parameters
         self._returns_pending = call.returns_pending
 
+    def begin(self) -> bool:
+        """Return whether the caller still waits for the job; if not, the job is over."""
+        call = self.calls[0]
+        if call.wait is None and not call.is_left:  # nearly always
+            return True
+        return super().begin()
+
     def claim(self) -> bool:
         """Return False if the call was taken back; after True it cannot be taken back."""
         call = self.calls[0]
@@ -664,6 +671,19 @@ class SingleJob(Job):
             else:
                 self._on_over = None
                 post(self._queue.give, call, self._given)
+
+    def ready(self) -> None:
+        """Give the caller its result."""
+        if self._is_over or self.times is not None or self._span is not None:
+            super().ready()
+            return
+        # Nearly always this shorter code runs: the work of `ready`, `results_of`, `_over` and `settle` for one result.
+        # Without it and the short `begin`, a small call takes 1.07 times as long (40 pairs of processes).
+        if self._origin is not None:
+            ORIGINS.over(self._origin, None)
+        if self._on_over is not None:
+            self._device.mailbox.post(self._queue.give, self.calls[0], self._given)
+        self._is_over, self._on_over, self._args, self._given, self._leaves = True, None, None, None, []
 
     def results_of(self, given: Any) -> list[Any]:
         """Return the program's result as the result of the only call."""
