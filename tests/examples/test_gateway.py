@@ -1,9 +1,7 @@
 """The gateway over real sockets: 300 clients, and two model servers that refuse, hang, cut streams or are busy."""
 
 import asyncio
-import contextlib
 import json
-import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -17,11 +15,11 @@ import penstock as ps
 from examples import gateway as example
 from examples.gateway import PLACES, create_app
 from penstock.serving import Breaker
+from tests.serving.model_server import CUT, ModelServer
 from tests.serving.openai_server import served
 
 CLIENTS = 300
 TOKENS = 5  # tokens of an answer; `usage` counts as many for the prompt
-CUT = 2  # tokens of an answer that is cut
 # Quotas in tokens a minute.
 QUOTAS = {f"sk-{number}": 10**9 for number in range(4)} | {f"sk-small-{number}": 6000 for number in range(3)}
 KEYS = {key: [f"name of {key}", quota] for key, quota in QUOTAS.items()}
@@ -38,52 +36,23 @@ BAD = "refuses", "fails", "hangs", "busy for long", "cut before"
 CUTS = "cut after", "ends early"
 
 
-class ModelServer:
-    """A server that treats each request as the question says, and counts requests whose connections are open.
-
-    A connection without a request does not count: httpcore (1.0.9) keeps a connection whose request was cancelled
-    before it was sent.
-    """
+class Upstream(ModelServer):
+    """A server whose plan is in the question of each request."""
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.name = name
         self.asked = Counter[str]()  # number of requests of each client
-        self.bodies: list[dict[str, Any]] = []
-        self.open = 0
-        self.hanging: list[asyncio.StreamWriter] = []
         self.hangs_up = False
-        self.resumed = asyncio.Event()
         self._changed = asyncio.Condition()
-
-    @asynccontextmanager
-    async def listening(self) -> AsyncGenerator[str]:
-        async with await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=1024) as server:
-            yield "http://{}:{}/v1".format(*server.sockets[0].getsockname())
 
     async def until(self, condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
         async with asyncio.timeout(seconds), self._changed:
             await self._changed.wait_for(condition)
 
-    async def _has_changed(self) -> None:
+    async def has_changed(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = re.search(rb"content-length: (\d+)", head.lower())
-                assert length is not None
-                body = json.loads(await reader.readexactly(int(length[1])))
-                self.open += 1
-                try:
-                    await self._answer(reader, writer, body)
-                    await writer.drain()
-                finally:
-                    self.open -= 1
-        finally:
-            writer.close()
-            await self._has_changed()
 
     def hang_up(self) -> None:
         """Close hanging connections, now and later, as a server does that restarts."""
@@ -91,66 +60,18 @@ class ModelServer:
         for writer in self.hanging:
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+    def plan_of(self, body: dict[str, Any]) -> str:
         client, plans = json.loads(body["messages"][0]["content"])
-        plan = plans[self.name]
         self.asked[client] += 1
-        self.bodies.append(body)
-        attempt = len(self.bodies)
-        await self._has_changed()
+        plan: str = plans[self.name]
         if plan.endswith(" once"):
             plan = plan.removesuffix(" once") if self.asked[client] == 1 else "good"
-        if plan == "silent" or (plan == "hangs" and not self.hangs_up):
-            if plan == "hangs":
-                self.hanging.append(writer)
-            await reader.read()  # until one side closes the connection
-        elif plan == "fails":
-            self._send(writer, "500 Internal Server Error", "{}")
-        elif plan == "rejects":
-            self._send(writer, "400 Bad Request", '{"error": {"message": "too long", "type": "invalid_request_error"}}')
-        elif plan.startswith("busy"):
-            self._send(writer, "429 Too Many Requests", "{}", f"Retry-After: {60 if plan == 'busy for long' else 0}")
-        elif plan not in ("hangs", "refuses"):
-            await self._say(reader, writer, plan, body, attempt)
+        return "refuses" if plan == "hangs" and self.hangs_up else plan
 
-    def _send(self, writer: asyncio.StreamWriter, status: str, body: str, *headers: str) -> None:
-        lines = [f"HTTP/1.1 {status}", "Connection: close", f"Content-Length: {len(body)}", *headers]
-        writer.write("\r\n".join([*lines, "", body]).encode())
-
-    async def _say(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, plan: str, body: dict[str, Any], attempt: int
-    ) -> None:
-        words = [f"{self.name}-{attempt}-{number} " for number in range(TOKENS)]
-        common = {"id": "1", "created": 1, "model": "m"}
-        usage = {"prompt_tokens": TOKENS, "completion_tokens": TOKENS, "total_tokens": body.get("total", 2 * TOKENS)}
-        if body.get("stream"):
-            common["object"] = "chat.completion.chunk"
-            choices = [[{"index": 0, "delta": {"content": word}, "finish_reason": None}] for word in words]
-            values = [{**common, "choices": choice, "usage": None} for choice in choices]
-            values.append({**common, "choices": [], "usage": usage})
-            parts = [f"data: {json.dumps(value)}\n\n" for value in values] + ["data: [DONE]\n\n"]
-        else:
-            message = {"role": "assistant", "content": "".join(words)}
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            text = json.dumps({**common, "object": "chat.completion", "choices": [choice], "usage": usage})
-            parts = [text[:9], text[9:18], text[18:]]
-
-        def send(*parts: str) -> None:
-            writer.writelines(b"%x\r\n%s\r\n" % (len(part), part.encode()) for part in parts)
-
-        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
-        if plan == "cut before":
-            return
-        send(*parts[:CUT])
-        if plan == "cut after" or (plan == "ends early" and not body.get("stream")):
-            return
-        if plan == "endless":
-            await reader.read()
-        if plan == "pauses":
-            await self.resumed.wait()
-        if plan != "ends early":
-            send(*parts[CUT:])
-        writer.write(b"0\r\n\r\n")
+    def words_of(self, body: dict[str, Any]) -> tuple[list[str], dict[str, int]]:
+        total = body.get("total", 2 * TOKENS)
+        words = [f"{self.name}-{len(self.bodies)}-{number} " for number in range(TOKENS)]
+        return words, {"prompt_tokens": TOKENS, "completion_tokens": TOKENS, "total_tokens": total}
 
 
 Stop = Callable[[], Coroutine[Any, Any, None]]
@@ -159,7 +80,7 @@ Stop = Callable[[], Coroutine[Any, Any, None]]
 class Gateway:
     """The gateway at work, its two servers, and a client."""
 
-    def __init__(self, client: httpx.AsyncClient, servers: tuple[ModelServer, ModelServer], stop: Stop) -> None:
+    def __init__(self, client: httpx.AsyncClient, servers: tuple[Upstream, Upstream], stop: Stop) -> None:
         self.client = client
         self.stop = stop
         self.servers = self.first, self.second = servers
@@ -182,7 +103,10 @@ class Gateway:
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
                     event = json.loads(line.removeprefix("data: "))
-                    yield event["error"]["message"] if "error" in event else event["choices"][0]["delta"]["content"]
+                    if "error" in event:
+                        yield event["error"]["message"]
+                    elif event["choices"][0]["delta"]:  # and not the end
+                        yield event["choices"][0]["delta"]["content"]
                 elif line.strip(":"):  # and no heartbeat
                     yield line
 
@@ -203,7 +127,7 @@ async def gateway(monkeypatch: pytest.MonkeyPatch, **policy: Any) -> AsyncGenera
     """Start the gateway with these policies of its nodes; its breaker never opens, since most plans are bad."""
     monkeypatch.setattr(example, "POLICY", {**example.POLICY, **policy})
     monkeypatch.setattr(example, "BREAKER", Breaker(failures=10_000))
-    servers = ModelServer("first"), ModelServer("second")
+    servers = Upstream("first"), Upstream("second")
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(server.listening()) for server in servers]
         monkeypatch.setenv("UPSTREAMS", " ".join(urls))
@@ -346,7 +270,7 @@ async def test_what_the_client_gets_is_what_the_server_says(monkeypatch: pytest.
         assert (await gate.ask("a", "good", key="sk-unknown")).status_code == 401
         for is_stream in (True, False):
             rejected = await gate.ask("b", "rejects", "rejects", stream=is_stream)
-            assert (rejected.status_code, rejected.json()["error"]["message"]) == (400, "too long")
+            assert (rejected.status_code, rejected.json()["error"]["message"]) == (400, "no such thing")
         assert (await gate.ask("c", "good")).json()["usage"]["total_tokens"] == 2 * TOKENS
         for options in ({}, {"stream_options": {"include_usage": True}}):
             lines = (await gate.ask("d", "good", stream=True, temperature=0.5, **options)).text.split("\n\n")

@@ -118,18 +118,6 @@ def test_samples_take_the_memory_of_one_cache_and_no_copy_of_the_weights() -> No
     assert memory.temp_size_in_bytes < sum(each.size * 4 for each in jax.tree.leaves(cache)) + weights / 2
 
 
-@pytest.mark.long  # the weights in the repository also show that the model learns
-async def test_it_learns_and_is_judged_by_what_it_has_not_seen() -> None:
-    model = lm.create_model(TINY, VOCABULARY)
-    before = await lm.judge(model, SOURCES[:4], MESH)
-    steps: list[lm.Step] = []
-    await lm.train(model, SOURCES, MESH, steps.append, steps=60)
-    assert [step.number for step in steps] == list(range(60))
-    assert [step.done for step in steps] == [number / 60 for number in range(60)]
-    assert await lm.judge(model, SOURCES[:4], MESH) < 0.6 * before
-    assert steps[-1].loss < 0.6 * steps[0].loss
-
-
 async def test_every_byte_of_a_text_is_judged_once() -> None:
     model = lm.create_model(TINY, VOCABULARY)
     texts = [b"x = 1\n" * 40, b"y", b"pass\n" * 31, b"\xff\xfe"]
@@ -177,12 +165,6 @@ def test_sequences_of_a_row_do_not_see_each_other_and_no_token_sees_what_follows
     changed[1] += 1
     other = np.asarray(lm.predict(TINY, parameters, row_of(changed)))[0]
     assert np.abs(other[2] - together[2]).max() > 1e-3  # tokens before a token change its scores
-
-
-@pytest.mark.long  # compiles two programs
-def test_it_writes_on_in_the_same_way_each_time() -> None:
-    written = [lm.complete(lm.create_model(SHALLOW, VOCABULARY), b"def main(", 20) for _ in range(2)]
-    assert written[0] == written[1]
 
 
 # --- Files ---

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock import data, engine, extension, testing
 from tests.kit import Gate, model, plain, same, virtual
-from tests.saving.test_durable import MemoryStore
+from tests.saving.agents import MemoryStore
 from tests.tracing import Tracing, id_of, parent_of
 
 Handler = Callable[[Any], Coroutine[Any, Any, Any]]

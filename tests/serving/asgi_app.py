@@ -1,8 +1,6 @@
 """Sends streams by `penstock.asgi`, and reports the resources that it holds; run by uvicorn and hypercorn."""
 
 import asyncio
-import gc
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +9,7 @@ from fastapi.responses import Response
 
 import penstock as ps
 from penstock import asgi, engine
-from tests.serving.streaming_app import answer, generators, holdings
+from tests.serving.streaming_app import add_reports, answer, blocks, generators
 
 
 @dataclass(frozen=True)
@@ -56,29 +54,10 @@ async def told_by_a_thread(count: int) -> int:
     return work_in_a_thread(count)
 
 
-@ps.node
-async def some_blocks(count: int) -> AsyncIterator[str]:
-    """Give `count` blocks, or blocks without end for -1."""
-    generators["opened"] += 1
-    try:
-        given = 0
-        while given != count:
-            await asyncio.sleep(0)
-            yield "x" * 2**16
-            given += 1
-    finally:
-        generators["closed"] += 1
-
-
-@ps.graph
-async def blocks(count: int) -> AsyncIterator[str]:
-    """Give more than the buffers between server and client hold."""
-    return some_blocks(count)
-
-
 own = engine.Engine()
 service = own.deploy(told, told_by_a_thread, answer, blocks, max_in_flight=400, max_queue=0)
 app = FastAPI(lifespan=asgi.lifespan(own, service))
+add_reports(app, lambda: service)
 
 
 @app.exception_handler(ps.Overloaded)
@@ -114,22 +93,3 @@ async def lines(name: str, count: int = -1, stall_timeout_seconds: float = 30.0)
 async def answered(request: Request, count: int) -> Response:
     """Return the same result from a plain endpoint, whose client receives nothing before the end."""
     return await asgi.answer(request, service(count))
-
-
-@app.post("/disable-collector")
-async def disable_collector() -> None:
-    """Switch the collector off, so that only reference counts free memory."""
-    gc.disable()
-
-
-@app.get("/in-flight")
-async def in_flight() -> int:
-    """Return how many calls hold a place."""
-    return service.statistics().admission.in_flight
-
-
-@app.get("/state")
-async def state() -> dict[str, Any]:
-    """Return the resources that this process holds; tasks are counted without those of the servers."""
-    files = [str(getattr(task.get_coro(), "cr_code").co_filename) for task in asyncio.all_tasks()]  # noqa: B009 - not in its type
-    return {**holdings(service), "tasks": sum("uvicorn" not in file and "hypercorn" not in file for file in files)}

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 ROOT = Path(__file__).parents[2]
-IDLE_TASKS = 4  # 3 of uvicorn (server, lifespan, the present request) and the loop of the batched node
+IDLE_TASKS = 1  # the loop of the batched node
 PATIENCE_REQUESTS = 2_000
 PATIENCE_COLLECTIONS = 300  # each request for the state collects garbage
 

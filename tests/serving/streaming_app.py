@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,8 +13,6 @@ from fastapi.responses import StreamingResponse
 
 import penstock as ps
 from penstock import engine
-
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 generators = {"opened": 0, "closed": 0}
 
@@ -48,17 +45,23 @@ async def answer(count: int) -> AsyncIterator[str]:
 
 
 @ps.node
-async def big_blocks() -> AsyncIterator[str]:
-    """Give blocks without end."""
-    while True:
-        await asyncio.sleep(0)
-        yield "x" * 2**16
+async def some_blocks(count: int) -> AsyncIterator[str]:
+    """Give `count` blocks, or blocks without end for -1."""
+    generators["opened"] += 1
+    try:
+        given = 0
+        while given != count:
+            await asyncio.sleep(0)
+            yield "x" * 2**16
+            given += 1
+    finally:
+        generators["closed"] += 1
 
 
 @ps.graph
-async def blocks() -> AsyncIterator[str]:
-    """Give more than a client reads."""
-    return big_blocks()
+async def blocks(count: int) -> AsyncIterator[str]:
+    """Give more than the buffers between server and client hold."""
+    return some_blocks(count)
 
 
 @ps.node
@@ -96,11 +99,6 @@ app = FastAPI(lifespan=lifespan)
 def descriptors() -> int:
     """Return how many file descriptors are open."""
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def resident_bytes() -> int:
-    """Return the resident memory in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
 
 
 @app.get("/tokens")
@@ -182,39 +180,44 @@ async def body(name: str) -> StreamingResponse:
 @app.get("/flood")
 async def flood(timeout_seconds: float) -> StreamingResponse:
     """For a limited time, stream more than a client takes that does not read."""
-    stream = service.stream(blocks(), timeout_seconds=timeout_seconds)
+    stream = service.stream(blocks(-1), timeout_seconds=timeout_seconds)
     await stream.wait_started()
     return StreamingResponse(guarded(stream))
-
-
-@app.post("/disable-collector")
-async def disable_collector() -> None:
-    """Switch the collector off, so that only reference counts free memory."""
-    gc.disable()
 
 
 @app.post("/drain")
 async def drain() -> dict[str, Any]:
     """Accept no further calls; when the accepted calls have ended, return the resources that are held."""
     await service.drain()
-    return await state()
-
-
-@app.get("/in-flight")
-async def in_flight() -> int:
-    """Return how many calls hold a place."""
-    return service.statistics().admission.in_flight
-
-
-@app.get("/state")
-async def state() -> dict[str, Any]:
-    """Return the resources that this process holds."""
     return holdings(service)
 
 
+def add_reports(app: FastAPI, deployed: Callable[[], engine.Service[..., Any]]) -> None:
+    """Add endpoints that report what this process and its deployment hold."""
+
+    @app.post("/disable-collector")
+    async def disable_collector() -> None:
+        """Switch the collector off, so that only reference counts free memory."""
+        gc.disable()
+
+    @app.get("/in-flight")
+    async def in_flight() -> int:
+        """Return how many calls hold a place."""
+        return deployed().statistics().admission.in_flight
+
+    @app.get("/state")
+    async def state() -> dict[str, Any]:
+        """Return the resources that this process holds."""
+        return holdings(deployed())
+
+
+add_reports(app, lambda: service)
+
+
 def holdings(service: engine.Service[..., Any]) -> dict[str, Any]:
-    """Return the resources that this process and a deployment hold."""
+    """Return the resources that this process and a deployment hold; tasks are counted without those of the servers."""
     gc.collect()
+    files = [str(getattr(task.get_coro(), "cr_code").co_filename) for task in asyncio.all_tasks()]  # noqa: B009 - not in its type
     statistics = service.statistics()
     admission = statistics.admission
     return {
@@ -227,8 +230,7 @@ def holdings(service: engine.Service[..., Any]) -> dict[str, Any]:
         "in_flight": admission.in_flight,
         "queued": admission.queued,
         "open_generators": generators["opened"] - generators["closed"],
-        "tasks": len(asyncio.all_tasks()),
+        "tasks": sum("uvicorn" not in file and "hypercorn" not in file for file in files),
         "descriptors": descriptors(),
         "objects": sum(str(type(thing).__module__).partition(".")[0] == "penstock" for thing in gc.get_objects()),
-        "resident_bytes": resident_bytes(),
     }

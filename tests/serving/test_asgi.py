@@ -27,7 +27,6 @@ from tests.kit import virtual
 from tests.serving.servers import (
     WAYS_TO_LEAVE,
     client,
-    connect,
     in_flight_after_a_while,
     leave,
     places_kept,
@@ -44,7 +43,6 @@ SERVERS = [
     pytest.param(("uvicorn", "asyncio"), marks=pytest.mark.long),
     pytest.param(("hypercorn", "uvloop"), marks=pytest.mark.long),
 ]
-CONNECTIONS = 400  # all places of the deployment
 
 
 @dataclass(frozen=True)
@@ -104,42 +102,49 @@ class Client:
         return b"".join(message.get("body", b"") for message in self.sent).decode()
 
 
+def events(call: Any, emitted: Any = None, **options: Any) -> Response:
+    """Return a response with the values of a call, and with what it emits of this type, as server-sent events."""
+    return asgi.event_stream(engine.stream(call, events=emitted) if emitted else engine.stream(call), **options)
+
+
+def lines(call: Any, emitted: Any = None, **options: Any) -> Response:
+    """Return the same as lines of JSON."""
+    return asgi.ndjson(engine.stream(call, events=emitted) if emitted else engine.stream(call), **options)
+
+
 async def test_events_values_and_the_result_as_server_sent_events() -> None:
-    response = asgi.event_stream(engine.stream(told(2), events=Progress))
+    response = events(told(2), Progress)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["cache-control"] == "no-store, no-transform"
     assert "content-length" not in response.headers
     assert await Client().asks_for(response) == (
         'event: Progress\ndata: {"done": 0}\n\nevent: Progress\ndata: {"done": 1}\n\nevent: end\ndata: {"done": 2}\n\n'
     )
-    assert await Client().asks_for(asgi.event_stream(engine.stream(said("ä\nb c")))) == (
-        "data: ä\ndata: b\n\ndata: c\n\nevent: end\ndata: \n\n"
-    )
-    both = asgi.event_stream(engine.stream(said("ab c"), events=Progress), encode=lambda value: repr(value)[:4])
-    assert await Client().asks_for(both) == (
+    body = await Client().asks_for(events(said("ä\nb c")))
+    assert body == "data: ä\ndata: b\n\ndata: c\n\nevent: end\ndata: \n\n"
+    assert await Client().asks_for(events(said("ab c"), Progress, encode=lambda value: repr(value)[:4])) == (
         "event: Progress\ndata: Prog\n\ndata: 'ab'\n\nevent: Progress\ndata: Prog\n\ndata: 'c'\n\n"
         "event: end\ndata: \n\n"
     )
 
 
 async def test_the_same_as_lines_of_json() -> None:
-    body = await Client().asks_for(asgi.ndjson(engine.stream(told(1), events=Progress)))
+    body = await Client().asks_for(lines(told(1), Progress))
     assert list(map(json.loads, body.splitlines())) == [
         {"value": {"done": 0}, "node": "work", "item": 0, "attempt": 1, "kind": "event"},
         {"kind": "result", "value": {"done": 1}},
     ]
-    response = asgi.ndjson(engine.stream(said("ä b")), status_code=203, headers={"x-mine": "1"})
+    response = lines(said("ä b"), status_code=203, headers={"x-mine": "1"})
     assert (response.headers["content-type"], response.headers["x-mine"]) == ("application/x-ndjson", "1")
     assert response.headers["x-accel-buffering"] == "no"
     client = Client()
     assert await client.asks_for(response) == '"ä"\n"b"\n'
     assert [message.get("status") for message in client.sent] == [203, None, None]
-    body = await Client().asks_for(asgi.ndjson(engine.stream(said("a b"), events=Progress)))
+    body = await Client().asks_for(lines(said("a b"), Progress))
     assert [json.loads(line)["kind"] for line in body.splitlines()] == ["event", "value"] * 2
-    nothing: list[ps.Call[AsyncIterator[str]]] = []
-    assert await Client().asks_for(asgi.ndjson(engine.stream(nothing))) == ""
+    assert await Client().asks_for(lines(list[ps.Call[AsyncIterator[str]]]())) == ""
     with pytest.raises(TypeError, match="pass encode="):
-        await Client().asks_for(asgi.ndjson(engine.stream(one_object())))
+        await Client().asks_for(lines(one_object()))
 
 
 @ps.graph
@@ -163,19 +168,16 @@ async def test_values_that_are_ready_go_out_in_one_chunk_and_those_before_an_err
     def as_comment(event: Progress) -> bytes:
         return b": %d\n\n" % event.done
 
-    client = Client()
-    await client.asks_for(asgi.event_stream(engine.stream(said("a b"))))
-    assert [message.get("body") for message in client.sent] == [
-        None, b"data: a\n\ndata: b\n\n", b"event: end\ndata: \n\n",
-    ]  # fmt: skip
-    client = Client()
-    await client.asks_for(asgi.event_stream(engine.stream(said("a bc"), events=Progress), encode_event=as_comment))
-    assert [message.get("body") for message in client.sent] == [
-        None, b": 1\n\ndata: a\n\n: 2\n\ndata: bc\n\n", b"event: end\ndata: \n\n",
-    ]  # fmt: skip
+    for response, chunk in (
+        (events(said("a b")), b"data: a\n\ndata: b\n\n"),
+        (events(said("a bc"), Progress, encode_event=as_comment), b": 1\n\ndata: a\n\n: 2\n\ndata: bc\n\n"),
+    ):
+        client = Client()
+        await client.asks_for(response)
+        assert [message.get("body") for message in client.sent] == [None, chunk, b"event: end\ndata: \n\n"]
     client = Client()
     with pytest.raises(LookupError):
-        await client.asks_for(asgi.event_stream(engine.stream(said("a b c d")), encode=picky))
+        await client.asks_for(events(said("a b c d"), encode=picky))
     assert client.body == "data: A\n\ndata: B\n\nevent: failed\ndata: LookupError\n\n"
     # A reader that takes a value each turn sees how many values are ready, at most as many as the stream buffers.
     async with engine.stream(said(" ".join("x" * 40))) as stream:
@@ -194,11 +196,9 @@ async def test_values_that_are_ready_go_out_in_one_chunk_and_those_before_an_err
 async def test_what_neither_json_nor_utf_8_can_say() -> None:
     client = Client()
     with pytest.raises(ValueError, match="not JSON compliant"):
-        await client.asks_for(asgi.ndjson(engine.stream(floats("nan"))))
+        await client.asks_for(lines(floats("nan")))
     assert client.sent == []
-    assert await Client().asks_for(asgi.event_stream(engine.stream(said("a\udc80")))) == (
-        "data: a?\n\nevent: end\ndata: \n\n"
-    )
+    assert await Client().asks_for(events(said("a\udc80"))) == "data: a?\n\nevent: end\ndata: \n\n"
 
 
 class Color(str, enum.Enum):  # noqa: UP042 - a StrEnum writes its value in a format as well
@@ -214,13 +214,12 @@ async def colored(count: int) -> AsyncIterator[Any]:
 
 
 async def test_text_is_sent_as_it_is_though_it_has_another_format() -> None:
-    assert await Client().asks_for(asgi.event_stream(engine.stream(colored(1), events=Color))) == (
-        "event: Color\ndata: red\n\ndata: red\n\nevent: end\ndata: \n\n"
-    )
-    encoded = asgi.event_stream(engine.stream(said("a")), encode=lambda _: Color.RED)
-    assert await Client().asks_for(encoded) == "data: red\n\nevent: end\ndata: \n\n"
-    assert await Client().asks_for(asgi.ndjson(engine.stream(colored(1)))) == '"red"\n'
-    assert await Client().asks_for(asgi.ndjson(engine.stream(said("a")), encode=lambda _: Color.RED)) == "red\n"
+    for response, body in (
+        (events(colored(1), Color), "event: Color\ndata: red\n\ndata: red\n\nevent: end\ndata: \n\n"),
+        (events(said("a"), encode=lambda _: Color.RED), "data: red\n\nevent: end\ndata: \n\n"),
+        (lines(colored(1)), '"red"\n'), (lines(said("a"), encode=lambda _: Color.RED), "red\n"),
+    ):  # fmt: skip
+        assert await Client().asks_for(response) == body
 
 
 @ps.node
@@ -228,25 +227,30 @@ def is_open(state: str) -> bool:
     return not state
 
 
-@pytest.mark.parametrize("make", [asgi.event_stream, asgi.ndjson])
-@pytest.mark.parametrize("words", [0, 1], ids=["before the status", "after an event"])
-async def test_a_question_ends_a_response_that_is_complete(
-    make: Callable[[engine.Stream[Any]], Response], words: int, tmp_path: Path
-) -> None:
-    durable = ps.Durable(tmp_path / "loops.db")
+def asking(folder: Path, question: object, words: int = 1) -> Callable[[], Any]:
+    """Return a function that calls an agent, which emits some texts and then asks."""
+    durable = ps.Durable(folder / "loops.db")
 
     @ps.node(effectful="unordered")
     async def asks(state: str) -> str:
         for _ in range(words):
             await ps.emit("I want to pay")
-        answer: str = await ps.interrupt({"pay": 120})
+        answer: str = await ps.interrupt(question)
         return answer
 
     @ps.graph
     async def agent() -> str:
         return await ps.while_loop(is_open, asks, "", durable=durable)
 
-    client = Client()
+    return agent
+
+
+@pytest.mark.parametrize("make", [asgi.event_stream, asgi.ndjson])
+@pytest.mark.parametrize("words", [0, 1], ids=["before the status", "after an event"])
+async def test_a_question_ends_a_response_that_is_complete(
+    make: Callable[[engine.Stream[Any]], Response], words: int, tmp_path: Path
+) -> None:
+    agent, client = asking(tmp_path, {"pay": 120}, words), Client()
     body = await client.asks_for(make(engine.stream(agent(), durable_key="a", events=str)))
     assert body.count("I want to pay") == words
     last = body.splitlines()[-1 if make is asgi.ndjson else -2]
@@ -264,19 +268,7 @@ async def test_a_question_ends_a_response_that_is_complete(
 async def test_a_question_that_json_does_not_have_is_encoded_or_a_failure(
     make: Callable[..., Response], tmp_path: Path
 ) -> None:
-    durable = ps.Durable(tmp_path / "loops.db")
-
-    @ps.node(effectful=True)
-    async def asks(state: str) -> str:
-        await ps.emit("looks")
-        answer: str = await ps.interrupt({"may": b"\x01"})
-        return answer
-
-    @ps.graph
-    async def agent() -> str:
-        return await ps.while_loop(is_open, asks, "", durable=durable)
-
-    client = Client()
+    agent, client = asking(tmp_path, {"may": b"\x01"}), Client()
     with pytest.raises(TypeError, match="JSON cannot write a 'bytes'"):
         await client.asks_for(make(engine.stream(agent(), durable_key="a", events=str)))
     assert "failed" in client.body
@@ -333,13 +325,13 @@ async def test_a_client_of_a_detached_call_leaves_and_comes_again_with_the_id_of
 
 async def test_an_error_comes_before_the_status_or_is_told_without_its_text_and_raised() -> None:
     for make, count, told in (
-        (asgi.event_stream, 0, ""),
-        (asgi.event_stream, 1, "data: 0\n\nevent: failed\ndata: LookupError\n\n"),
-        (asgi.ndjson, 1, '0\n{"kind": "failed", "error": "LookupError"}\n'),
+        (events, 0, ""),
+        (events, 1, "data: 0\n\nevent: failed\ndata: LookupError\n\n"),
+        (lines, 1, '0\n{"kind": "failed", "error": "LookupError"}\n'),
     ):
         client = Client()
         with pytest.raises(LookupError):
-            await client.asks_for(make(engine.stream(broken(count))))
+            await client.asks_for(make(broken(count)))
         assert (client.body, bool(client.sent)) == (told, bool(count))
         assert all(message.get("more_body", True) for message in client.sent)
 
@@ -348,28 +340,27 @@ async def test_another_protocol_is_two_arguments() -> None:
     """Unnamed events, and an error as JSON: the response ends in good order, and the error is logged once."""
     openai: dict[str, Any] = {"end": "[DONE]", "encode_error": lambda error: json.dumps({"error": str(error)})}
     client = Client()
-    assert await client.asks_for(asgi.event_stream(engine.stream(said("a")), **openai)) == "data: a\n\ndata: [DONE]\n\n"
+    assert await client.asks_for(events(said("a"), **openai)) == "data: a\n\ndata: [DONE]\n\n"
     assert client.sent[-1]["more_body"] is False
-    assert await Client().asks_for(asgi.event_stream(engine.stream(told(1), events=Progress), **openai)) == (
+    assert await Client().asks_for(events(told(1), Progress, **openai)) == (
         'event: Progress\ndata: {"done": 0}\n\ndata: {"done": 1}\n\ndata: [DONE]\n\n'
     )
     with structlog.testing.capture_logs() as logged:
         client = Client()
-        body = await client.asks_for(asgi.event_stream(engine.stream(broken(1)), **openai))
+        body = await client.asks_for(events(broken(1), **openai))
     assert body == 'data: 0\n\ndata: {"error": "a secret"}\n\ndata: [DONE]\n\n'
     assert [message.get("more_body") for message in client.sent] == [None, True, False]
     assert [(event["event"], event["error"]) for event in logged] == [("asgi.failed", "LookupError('a secret')")]
     assert logged[0]["exception"].startswith("Traceback")
     with structlog.testing.capture_logs() as logged:
-        named = asgi.event_stream(engine.stream(broken(1)), statuses={LookupError: 404}, **openai)
-        assert await Client().asks_for(named) == body
+        assert await Client().asks_for(events(broken(1), statuses={LookupError: 404}, **openai)) == body
     assert "exception" not in logged[0]  # an expected error, logged without a traceback
     del openai["end"]
-    body = await Client().asks_for(asgi.event_stream(engine.stream(broken(1)), **openai))
+    body = await Client().asks_for(events(broken(1), **openai))
     assert body == 'data: 0\n\nevent: failed\ndata: {"error": "a secret"}\n\n'
     client = Client()
     with pytest.raises(LookupError):
-        await client.asks_for(asgi.event_stream(engine.stream(broken(0)), **openai))
+        await client.asks_for(events(broken(0), **openai))
     assert client.sent == []
 
 
@@ -381,11 +372,11 @@ async def test_bytes_are_sent_as_they_are() -> None:
         "end": lambda: b"event: done\ndata: 1\n\n",
         "encode_error": lambda error: b"event: over\ndata: 2\n\n",
     }
-    body = await Client().asks_for(asgi.event_stream(engine.stream(told(1), events=Progress), **raw))
+    body = await Client().asks_for(events(told(1), Progress, **raw))
     assert body.startswith(": 0\n\nevent: x\n")
     assert body.endswith("\n\nevent: done\ndata: 1\n\n")
     with structlog.testing.capture_logs():
-        body = await Client().asks_for(asgi.event_stream(engine.stream(broken(2)), **raw))
+        body = await Client().asks_for(events(broken(2), **raw))
     assert body == "event: x\ndata: 1\n\nevent: over\ndata: 2\n\n"
 
 
@@ -454,29 +445,25 @@ async def test_a_stream_that_fails_before_its_first_item_has_the_status_of_the_e
             yield number
         raise error
 
-    def stream(error: Exception, count: int = 0) -> engine.Stream[int]:
-        return engine.stream(failing(error, count))
-
     statuses, busy = {OSError: 502}, ps.Overloaded("options", 3.2, "tenant")
     client = Client()
-    body = await client.asks_for(asgi.event_stream(stream(busy), statuses=statuses, encode_error=lambda error: "{}"))
+    body = await client.asks_for(events(failing(busy, 0), statuses=statuses, encode_error=lambda error: "{}"))
     begin, _ = client.sent
     assert (begin["status"], body) == (429, "{}")
     assert {(b"retry-after", b"4"), (b"content-type", b"application/json")} <= set(begin["headers"])
     client = Client()
-    assert await client.asks_for(asgi.event_stream(stream(ConnectionError("x")), statuses=statuses)) == "Bad Gateway"
+    assert await client.asks_for(events(failing(ConnectionError("x"), 0), statuses=statuses)) == "Bad Gateway"
     assert client.sent[0]["status"] == 502
-    client = Client()
-    assert await client.asks_for(asgi.event_stream(stream(TimeoutError("x")), statuses={})) == "Gateway Timeout"
+    assert await Client().asks_for(events(failing(TimeoutError("x"), 0), statuses={})) == "Gateway Timeout"
     client = Client()
     with pytest.raises(LookupError):  # a mistake, which has no status
-        await client.asks_for(asgi.event_stream(stream(LookupError("x")), statuses=statuses))
+        await client.asks_for(events(failing(LookupError("x"), 0), statuses=statuses))
     assert client.sent == []
     with pytest.raises(ConnectionError):  # the status was sent before the error
-        await client.asks_for(asgi.event_stream(stream(ConnectionError("x"), 1), statuses=statuses))
+        await client.asks_for(events(failing(ConnectionError("x"), 1), statuses=statuses))
     assert client.body == "data: 0\n\nevent: failed\ndata: ConnectionError\n\n"
     with pytest.raises(ps.OptionsError, match="statuses="):
-        asgi.event_stream(stream(busy), statuses={OSError: 200})
+        events(failing(busy, 0), statuses={OSError: 200})
 
 
 async def test_what_has_no_status_is_raised_and_a_result_is_json() -> None:
@@ -556,50 +543,54 @@ class Held:
 
     async def answered_to(self, client: "Client", count: int = 1) -> "asyncio.Future[str]":
         """Begin a response with so many values; return its body to come, once the response waits."""
-        answering = asyncio.ensure_future(client.asks_for(asgi.event_stream(engine.stream(self.graph(count)))))
+        answering = asyncio.ensure_future(client.asks_for(events(self.graph(count))))
         await testing.wait_quiescent()
         return answering
 
 
+@pytest.fixture
+def held() -> Iterator[Held]:
+    """Gives a graph that waits, and sees its call ended after the test."""
+    yield (held := Held())
+    assert held.closed
+
+
 @pytest.mark.parametrize("count", [0, 1], ids=["before the status", "between two values"])
-async def test_a_client_that_goes_ends_its_call(count: int) -> None:
-    held, client = Held(), Client()
+async def test_a_client_that_goes_ends_its_call(held: Held, count: int) -> None:
+    client = Client()
     answering = await held.answered_to(client, count)
     client.gone.set()
     await answering
-    assert held.closed
     assert client.sent[0]["status"] == (200 if count else 499)
 
 
 @pytest.mark.parametrize("make", [asgi.event_stream, asgi.ndjson])
-async def test_head_has_the_status_and_ends_the_call(make: Callable[[engine.Stream[Any]], Response]) -> None:
-    held, client = Held(), Client()
+async def test_head_has_the_status_and_ends_the_call(
+    held: Held, make: Callable[[engine.Stream[Any]], Response]
+) -> None:
+    client = Client()
     assert await client.asks_for(make(engine.stream(held.graph(1))), "HEAD") == ""
-    assert held.closed
     assert [message.get("status") for message in client.sent] == [200, None]
     assert client.sent[-1]["more_body"] is False
     with pytest.raises(LookupError):
         await client.asks_for(make(engine.stream(broken(0))), "HEAD")
 
 
-async def test_a_request_that_is_cancelled_ends_its_call() -> None:
-    held, client = Held(), Client()
-    answering = await held.answered_to(client)
+async def test_a_request_that_is_cancelled_ends_its_call(held: Held) -> None:
+    answering = await held.answered_to(Client())
     answering.cancel()
     with pytest.raises(asyncio.CancelledError):
         await answering
-    assert held.closed
 
 
-async def test_a_server_that_raises_for_a_client_that_has_gone() -> None:
-    held, client = Held(), Client()
+async def test_a_server_that_raises_for_a_client_that_has_gone(held: Held) -> None:
+    client = Client()
 
     async def send(message: MutableMapping[str, Any]) -> None:
         raise OSError("gone")
 
     client.send = send  # type: ignore[method-assign]
-    assert await client.asks_for(asgi.event_stream(engine.stream(held.graph(1)))) == ""
-    assert held.closed
+    assert await client.asks_for(events(held.graph(1))) == ""
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -614,11 +605,11 @@ async def test_a_client_may_leave_while_the_response_ends(turns: int) -> None:
                 await asyncio.sleep(0)
 
     client.send = send  # type: ignore[method-assign]
-    assert await client.asks_for(asgi.event_stream(engine.stream(said("a")))) == "data: a\n\nevent: end\ndata: \n\n"
+    assert await client.asks_for(events(said("a"))) == "data: a\n\nevent: end\ndata: \n\n"
 
 
-async def test_an_error_of_the_server_while_it_watches_the_client_is_raised() -> None:
-    held, client = Held(), Client()
+async def test_an_error_of_the_server_while_it_watches_the_client_is_raised(held: Held) -> None:
+    client = Client()
 
     async def receive() -> MutableMapping[str, Any]:
         await client.gone.wait()
@@ -629,7 +620,6 @@ async def test_an_error_of_the_server_while_it_watches_the_client_is_raised() ->
     client.gone.set()
     with pytest.raises(LookupError, match="middleware"):
         await answering
-    assert held.closed
 
 
 class Transport:
@@ -643,8 +633,10 @@ class Transport:
 
 @pytest.mark.parametrize("count", [0, 1], ids=["before the status", "between two values"])
 @pytest.mark.parametrize("is_wrapped", [False, True], ids=["plain", "in middleware"])
-async def test_a_lost_connection_that_only_its_transport_knows_ends_the_call(count: int, is_wrapped: bool) -> None:
-    held, client, transport = Held(), Client(), Transport()
+async def test_a_lost_connection_that_only_its_transport_knows_ends_the_call(
+    held: Held, count: int, is_wrapped: bool
+) -> None:
+    client, transport = Client(), Transport()
     client.transport = transport  # type: ignore[attr-defined]
     if is_wrapped:
         inner = client.receive
@@ -664,13 +656,12 @@ async def test_a_lost_connection_that_only_its_transport_knows_ends_the_call(cou
     transport.is_lost = True
     held.goes_on.set()
     await answering
-    assert held.closed
     assert client.sent[0]["status"] == (200 if count else 499)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-async def test_an_error_of_a_write_is_raised_unless_the_connection_is_lost(is_lost: bool) -> None:
-    held, client, transport = Held(), Client(), Transport()
+async def test_an_error_of_a_write_is_raised_unless_the_connection_is_lost(held: Held, is_lost: bool) -> None:
+    client, transport = Client(), Transport()
     client.transport = transport  # type: ignore[attr-defined]
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -678,13 +669,12 @@ async def test_an_error_of_a_write_is_raised_unless_the_connection_is_lost(is_lo
         raise RuntimeError("the handler is closed")
 
     client.send = send  # type: ignore[method-assign]
-    answering = asyncio.ensure_future(client.asks_for(asgi.event_stream(engine.stream(held.graph(1)))))
+    answering = asyncio.ensure_future(client.asks_for(events(held.graph(1))))
     if is_lost:
         assert await answering == ""
     else:
         with pytest.raises(RuntimeError, match="the handler is closed"):
             await answering
-    assert held.closed
 
 
 @virtual
@@ -693,7 +683,7 @@ async def test_a_client_that_stalls_ends_its_call_and_one_that_is_only_slow_does
     client.takes.clear()
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await client.asks_for(asgi.event_stream(engine.stream(held.graph(1))))
+    await client.asks_for(events(held.graph(1)))
     assert loop.time() - began == 30
     assert held.closed
     assert client.sent == []
@@ -711,7 +701,7 @@ async def test_a_client_that_stalls_ends_its_call_and_one_that_is_only_slow_does
 @virtual
 async def test_a_comment_is_sent_while_there_is_nothing() -> None:
     held, client = Held(), Client()
-    answering = asyncio.ensure_future(client.asks_for(asgi.event_stream(engine.stream(held.graph(0)))))
+    answering = asyncio.ensure_future(client.asks_for(events(held.graph(0))))
     await asyncio.sleep(40)
     assert client.body == ":\n\n" * 2
     assert client.sent[0]["status"] == 200
@@ -740,7 +730,7 @@ def test_limits_of_silence_and_of_stalls_begin_anew_with_each_item() -> None:
 
         client.send = send  # type: ignore[method-assign]
         began = loop.time()
-        await client.asks_for(asgi.event_stream(engine.stream(every_ten_seconds(3))))
+        await client.asks_for(events(every_ten_seconds(3)))
         assert told == [
             *((10.0 * (number + 1), f"data: {number}\n\n") for number in range(3)),
             (45, ":\n\n"),
@@ -748,7 +738,7 @@ def test_limits_of_silence_and_of_stalls_begin_anew_with_each_item() -> None:
         ]
         told.clear()
         began = loop.time()
-        await client.asks_for(asgi.event_stream(engine.stream(every_ten_seconds(9))))
+        await client.asks_for(events(every_ten_seconds(9)))
         assert told[-1] == (50, "data: 4\n\n")
         assert loop.time() - began == 80
 
@@ -925,23 +915,3 @@ async def test_a_slow_client_gets_everything(address: str) -> None:
             last = part
     assert received > 200 * 2**16
     assert last.endswith(b"event: end\ndata: \n\n")
-
-
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
-@pytest.mark.parametrize(("name", "loop"), [SERVERS[0], pytest.param(*SERVERS[1], marks=pytest.mark.long)])
-async def test_hundreds_of_connections_leave_nothing(name: str, loop: str) -> None:
-    async def one(url: str, number: int) -> asyncio.StreamWriter:
-        path = ("stream/values", "stream/events", "lines/values", "lines/events")[number % 4]
-        return await connect(url, f"/{path}")
-
-    with server(*arguments(name, loop), application=APPLICATION, name=name) as (url, _):
-        async with client(url) as http:
-            writers = await asyncio.gather(*[one(url, number) for number in range(CONNECTIONS)])
-            assert (await http.get("/in-flight")).json() == CONNECTIONS
-            refused = await http.get("/stream/values")
-            assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (503, True)
-            for number, writer in enumerate(writers):
-                leave(writer, WAYS_TO_LEAVE[number % 3])
-            assert await is_idle(http)
-            for writer in writers:
-                writer.close()

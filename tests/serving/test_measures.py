@@ -10,8 +10,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 import penstock as ps
 from penstock import serving
 from penstock.serving import measures
+from tests.serving.model_server import ModelServer
 from tests.serving.openai_server import Messages, asking, fails, length, served, thinker
-from tests.serving.test_upstreams import Server
 from tests.tracing import Tracing
 
 ASKED: Messages = [{"role": "user", "content": "a secret"}]
@@ -49,8 +49,8 @@ async def test_a_chat_through_two_services_is_one_tree(tracing: Tracing) -> None
 
 
 async def test_embeddings_have_a_span_with_the_tokens_that_a_server_has_counted(tracing: Tracing) -> None:
-    server = Server()
-    async with served(server.app) as url, asking({"up": serving.upstream(f"{url}/v1"), "length": length}) as http:
+    server = ModelServer()
+    async with server.listening() as url, asking({"up": serving.upstream(url), "length": length}) as http:
         for model in ("up", "length"):
             assert (await http.post("/v1/embeddings", json={"model": model, "input": "a"})).status_code == 200
     for model, tokens in (("up", 2), ("length", None)):
@@ -115,10 +115,10 @@ async def test_content_is_in_spans_if_it_is_asked_for(tracing: Tracing) -> None:
 
 
 async def test_content_and_reason_of_an_answer_that_goes_on_in_bytes(tracing: Tracing) -> None:
-    server = Server("long")
-    async with served(server.app) as url:
+    server = ModelServer("long")
+    async with server.listening() as url:
         for trace_content in (False, True):
-            async with asking({"up": serving.upstream(f"{url}/v1")}, trace_content=trace_content) as http:
+            async with asking({"up": serving.upstream(url)}, trace_content=trace_content) as http:
                 for stream in (False, True):
                     await http.post("/v1/chat/completions", json={"model": "up", "messages": ASKED, "stream": stream})
     spans = tracing.named("chat up")
@@ -133,11 +133,11 @@ async def test_content_and_reason_of_an_answer_that_goes_on_in_bytes(tracing: Tr
 
 
 async def test_a_part_that_is_no_json_goes_on_whether_content_is_traced_or_not(tracing: Tracing) -> None:
-    server = Server("no JSON")
+    server = ModelServer("no JSON")
     answers: list[str] = []
-    async with served(server.app) as url:
+    async with server.listening() as url:
         for trace_content in (False, True):
-            async with asking({"up": serving.upstream(f"{url}/v1")}, trace_content=trace_content) as http:
+            async with asking({"up": serving.upstream(url)}, trace_content=trace_content) as http:
                 body = {"model": "up", "messages": ASKED, "stream": True}
                 answers.append((await http.post("/v1/chat/completions", json=body)).text)
     assert answers[0] == answers[1]

@@ -11,8 +11,8 @@ import structlog
 
 import penstock as ps
 from penstock import serving
-from tests.serving.openai_server import Messages, asking, client, fails, length, served, thinker
-from tests.serving.test_upstreams import Server
+from tests.serving.model_server import ModelServer
+from tests.serving.openai_server import Messages, asking, client, fails, length, thinker
 
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
 
@@ -173,10 +173,10 @@ async def test_a_failure_behind_the_first_event_is_an_event() -> None:
 
 
 async def test_a_server_of_chats_answers_responses() -> None:
-    server = Server()
+    server = ModelServer()
     async with (
-        served(server.app) as url,
-        asking({"small": serving.upstream(f"{url}/v1")}) as http,
+        server.listening() as url,
+        asking({"small": serving.upstream(url)}) as http,
         client(http.base_url) as ask,
     ):
         whole = await ask.responses.create(model="small", input="hi")
@@ -205,8 +205,8 @@ async def test_embeddings_in_both_forms_and_of_a_server() -> None:
             assert (await http.post("/v1/embeddings", json=body)).json()["error"]["param"] == param
         chat = {"model": "length", "messages": [{"role": "user", "content": "x"}]}
         assert (await http.post("/v1/chat/completions", json=chat)).json()["error"]["param"] == "model"
-    server = Server()
-    async with served(server.app) as url, asking({"up": serving.upstream(f"{url}/v1", model="inside")}) as http:
+    server = ModelServer()
+    async with server.listening() as url, asking({"up": serving.upstream(url, model="inside")}) as http:
         answer = await http.post("/v1/embeddings", json={"model": "up", "input": [1, 2], "dimensions": 7})
     assert answer.json()["model"] == "up"
     assert server.bodies == [{"model": "inside", "input": [1, 2], "dimensions": 7}]
