@@ -325,8 +325,8 @@ by_actor = ps.graph(add_by_actor)
 on_device = ps.graph(ps.device_node(device="cpu", name="add_on_device")(lambda number: jnp.asarray(number) + 1))
 
 
-async def profile_alone(graph: Any) -> telemetry.Profile:
-    return await profile_of((graph(number) for number in range(80)), max_in_flight=1)
+def calls_of(graph: Any) -> Iterable[ps.Call[Any]]:
+    return (graph(number) for number in range(80))
 
 
 def node_of(profile: telemetry.Profile, name: str) -> telemetry.NodeProfile:
@@ -346,10 +346,12 @@ async def profile_beside(victim: str) -> telemetry.Profile:
             pass
 
     calls = map(spinning, itertools.repeat(1))
-    beside = asyncio.create_task(spin_on())
-    profile = await profile_alone(VICTIMS[victim])
-    over.set()
-    await beside
+    with telemetry.profile() as profile:
+        beside = asyncio.create_task(spin_on())
+        async for _ in engine.stream(calls_of(VICTIMS[victim]), max_in_flight=1):
+            pass
+        over.set()
+        await beside
     return profile
 
 
@@ -367,7 +369,7 @@ async def test_a_node_beside_a_device_that_holds_the_gil_is_named(victim: str) -
 
 async def test_what_a_node_does_on_a_device_by_an_actor_is_its_own() -> None:
     await engine.run(by_actor(1))
-    profile = await profile_alone(by_actor)
+    profile = await profile_of(calls_of(by_actor), max_in_flight=1)
     node = node_of(profile, "add_by_actor")
     assert node.device_share
     assert node.cpu_share

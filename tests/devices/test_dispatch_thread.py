@@ -38,16 +38,6 @@ class Result:
         return False
 
 
-class Donated(Result):
-    """Stands for an array whose memory a later computation has taken over."""
-
-    def is_ready(self) -> bool:
-        raise RuntimeError("Array has been deleted with shape=float32[2].")
-
-    def is_deleted(self) -> bool:
-        return True
-
-
 class FakeJob:
     """A job whose computation ends when a test says so; it notes the calls that the thread makes on it."""
 
@@ -237,16 +227,6 @@ def test_a_thread_that_always_comes_late_learns_that_more_may_be_in_flight(devic
         jobs[-1].enqueue.set()
         device.until("ready", jobs[-1].number)
     assert device.depth() == MAX_DEPTH
-
-
-def test_a_result_whose_memory_was_donated_meanwhile_is_no_failure(device: Device) -> None:
-    first, second = device.job(), device.job()
-    first.result = Donated(ready=False)
-    for job in (first, second):
-        job.finish.set()
-        device.thread.submit(job)
-    device.until("ready", second.number)
-    assert device.thread.restarts == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(0, 8)), min_size=1, max_size=12))
