@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, Literal, ParamSpec, Self, TypeVar
@@ -24,6 +24,30 @@ def virtual(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
         testing.run_virtual(partial(test, *args, **kwargs))
 
     return run
+
+
+async def begun(*calls: Coroutine[Any, Any, T]) -> list[asyncio.Task[T]]:
+    """Starts a task for each call, in this order, and returns when no task can go on."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    await testing.wait_quiescent()
+    return tasks
+
+
+async def outcomes(*calls: Awaitable[Any]) -> list[Any]:
+    """Waits for calls that run at a time; returns the result of each, or the class of its exception."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    return [type(result) if isinstance(result, BaseException) else result for result in results]
+
+
+def cancelled_at_every_step(
+    main: Callable[[], Coroutine[Any, Any, T]], **options: Any
+) -> Iterator[testing.CancelOutcome[T]]:
+    """Cancels `main` at every step; sees that nothing is left, and that no other error than the cancel comes out."""
+    for outcome in testing.cancel_at_every_step(main, **options):
+        assert not outcome.tasks_left, outcome
+        assert not outcome.loop_errors, outcome
+        assert isinstance(outcome.error, asyncio.CancelledError | None), outcome
+        yield outcome
 
 
 @ps.node
@@ -82,6 +106,19 @@ async def outcomes_of(stream: engine.Stream[T]) -> list[engine.Outcome[T]]:
     """Reads a stream to its end, past the items that fail."""
     async with stream:
         return [outcome async for outcome in stream.outcomes()]
+
+
+class Renamed:
+    """A key whose hash changes with its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Renamed) and other.name == self.name
 
 
 class Gauge:
@@ -229,6 +266,27 @@ def actor(loop: Callable[[Any], Awaitable[None]], base: type[Any] = ps.Actor, **
 
     make: Any = ps.node(**policy)
     return make(type(loop.__name__, (base,), {"loop": run}))()
+
+
+class Taken:
+    """An actor whose loop hands its work to the test, which settles it.
+
+    Attributes:
+        works: what the loop has taken, in this order.
+    """
+
+    def __init__(self, base: type[Any] = ps.Actor, **policy: Any) -> None:
+        self.works: list[Any] = []
+        self.graph: ps.Graph[[int], Any] = ps.graph(actor(self.take, base, **policy))
+
+    async def take(self, inbox: Any) -> None:
+        while True:
+            self.works.append(await inbox.get())
+
+    async def work(self, number: int = 0) -> Any:
+        """Returns the work with this number, when no task can go on."""
+        await testing.wait_quiescent()
+        return self.works[number]
 
 
 async def measured(measure: Callable[[], Awaitable[telemetry.Profile]], limit: str) -> telemetry.Profile:

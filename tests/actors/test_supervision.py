@@ -1,6 +1,5 @@
 """The decisions of a supervisor, against a model of OTP's `supervisor` (stdlib)."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,52 +8,26 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from penstock import DeploymentFailed
 from penstock.actors.supervision import (
-    Child,
     Escalate,
     ExitKind,
     Restart,
     RestartMode,
     Strategy,
-    Supervisor,
     SupervisorFlags,
     SupervisorState,
 )
-from tests.kit import virtual
-
-# Four children in start order: two permanent children, a temporary child and a transient child.
-BEFORE, SUBJECT, TEMPORARY, AFTER = range(4)
 
 
-def supervisor(strategy: Strategy, max_restarts: int = 3) -> SupervisorState:
-    state = SupervisorState(SupervisorFlags(strategy, max_restarts))
-    modes: tuple[RestartMode, ...] = ("permanent", "permanent", "temporary", "transient")
-    assert [state.add(mode) for mode in modes] == [BEFORE, SUBJECT, TEMPORARY, AFTER]
-    return state
-
-
-def test_a_restart_that_fails_counts_again_and_takes_its_own_siblings_along() -> None:
-    state = supervisor("rest_for_one")
-    assert isinstance(state.exited(BEFORE, "crash", 0.0), Restart)
-    state.started(BEFORE)  # BEFORE has started, but SUBJECT fails to start
-    assert state.start_failed(SUBJECT, 0.0) == Restart(SUBJECT, (), (SUBJECT, AFTER), 0.1)
-    assert state.start_failed(SUBJECT, 0.0) == Restart(SUBJECT, (), (SUBJECT, AFTER), 0.2)
-    assert state.start_failed(SUBJECT, 0.0) == Escalate(SUBJECT, (BEFORE,))
-
-
-def test_exits_of_what_is_being_stopped_are_nothing_new() -> None:
-    state = supervisor("one_for_all")
-    state.exited(SUBJECT, "crash", 0.0)
-    assert state.exited(SUBJECT, "crash", 0.0) is None
-    assert state.exited(BEFORE, "crash", 0.0) is None
-
-
-def test_nothing_is_decided_after_escalation() -> None:
-    state = supervisor("one_for_one", max_restarts=0)
-    assert isinstance(state.exited(SUBJECT, "crash", 0.0), Escalate)
-    assert state.exited(BEFORE, "crash", 0.0) is None
-    assert state.start_failed(SUBJECT, 0.0) is None
+def test_exits_of_what_is_being_stopped_and_after_an_escalation_are_nothing_new() -> None:
+    state = SupervisorState(SupervisorFlags("one_for_all", max_restarts=1))
+    children = [state.add("permanent") for _ in range(2)]
+    assert isinstance(state.exited(0, "crash", 0.0), Restart)
+    assert [state.exited(child, "crash", 0.0) for child in children] == [None, None]
+    for child in children:
+        state.started(child)
+    assert isinstance(state.exited(0, "crash", 0.0), Escalate)
+    assert (state.exited(1, "crash", 0.0), state.start_failed(0, 0.0)) == (None, None)
 
 
 @pytest.mark.parametrize("within_seconds", [0.01, 0.5, 5.0, 3600.0])
@@ -64,11 +37,6 @@ def test_all_pauses_of_a_window_are_shorter_than_it_and_than_a_second(max_restar
     pauses = [flags.pause_seconds(number) for number in range(1, max_restarts + 1)]
     assert sum(pauses) < min(1.0, within_seconds)
     assert pauses == sorted(pauses)
-
-
-def test_the_pause_doubles() -> None:
-    flags = SupervisorFlags()
-    assert [flags.pause_seconds(number) for number in (1, 2, 3)] == [0.05, 0.1, 0.2]
 
 
 @dataclass
@@ -159,7 +127,6 @@ class Supervision(RuleBasedStateMachine):
     @precondition(lambda self: self.otp is not None and not self.otp.terminated)
     @rule(mode=st.sampled_from(["permanent", "transient", "temporary"]))
     def add(self, mode: RestartMode) -> None:
-        assert self.otp is not None
         self.otp.specs.append(Spec(self.state.add(mode), mode))
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 4.0, 5.0]))
@@ -169,7 +136,6 @@ class Supervision(RuleBasedStateMachine):
     @precondition(lambda self: self.otp is not None and any(spec.alive for spec in self.otp.specs))
     @rule(data=st.data(), kind=st.sampled_from(["normal", "shutdown", "crash"]), failures=st.integers(0, 3))
     def exit(self, data: st.DataObject, kind: ExitKind, failures: int) -> None:
-        assert self.otp is not None
         child = data.draw(st.sampled_from([spec.number for spec in self.otp.specs if spec.alive]))
         self.otp.failures = failures
         self.otp.exit(child, kind, self.now)
@@ -221,127 +187,3 @@ def test_a_child_is_restarting_until_it_runs_and_stopped_if_it_never_will() -> N
         step()
         assert [state.state_of(child) for child in range(3)] == expected
     assert state.escalated
-
-
-# --- The supervisor, with children that end by themselves, like actors that own their loop ---
-
-
-class FakeChild(Child):
-    """A child that writes each call of the supervisor to a journal."""
-
-    def __init__(self, name: str, journal: list[str], restart: RestartMode = "permanent") -> None:
-        self.name = name
-        self.restart: RestartMode = restart
-        self.journal = journal
-        self.on_resume: Callable[[], None] = lambda: None
-        self.stopping = asyncio.Event()
-        self.stopping.set()
-        self.error_of_stop: Exception | None = None
-
-    def hold(self) -> None:
-        self.journal.append(f"{self.name} hold")
-
-    def resume(self) -> None:
-        self.journal.append(f"{self.name} resume")
-        self.on_resume()
-
-    def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
-        self.journal.append(f"{self.name} abandon")
-
-    async def stop(self, cause: BaseException | None) -> None:
-        await self.stopping.wait()
-        self.journal.append(f"{self.name} stop")
-        if self.error_of_stop is not None:
-            raise self.error_of_stop
-
-    async def close(self) -> None:
-        await self.stop(None)
-
-    async def start(self) -> None:
-        self.journal.append(f"{self.name} start")
-
-
-def made(flags: SupervisorFlags, *children: FakeChild) -> tuple[Supervisor, list[str]]:
-    failures: list[str] = []
-    supervisor = Supervisor(flags, lambda make_error: failures.append(str(make_error("it"))))
-    for child in children:
-        supervisor.add(child)
-    return supervisor, failures
-
-
-@virtual
-async def test_a_child_that_exits_while_it_is_started_is_restarted_after_that() -> None:
-    journal: list[str] = []
-    child, later = FakeChild("a", journal), FakeChild("b", journal)
-    supervisor, _ = made(SupervisorFlags("one_for_all"), child, later)
-
-    def exit_at_once() -> None:
-        child.on_resume = lambda: None
-        supervisor.exited(child, "normal", None)
-
-    child.on_resume = exit_at_once
-    supervisor.exited(child, "crash", ValueError())
-    await asyncio.sleep(0.5)
-    assert journal == [
-        *("a hold", "b hold", "b stop", "a stop", "a start", "a resume"),
-        *("a hold", "a stop", "a start", "a resume", "b start", "b resume"),
-    ]
-    await supervisor.close()
-
-
-@virtual
-async def test_a_transient_child_that_ended_well_is_down_before_it_comes_back() -> None:
-    journal: list[str] = []
-    child, brief = FakeChild("a", journal), FakeChild("b", journal, "transient")
-    supervisor, _ = made(SupervisorFlags("one_for_all"), child, brief)
-    brief.stopping.clear()
-    supervisor.exited(brief, "normal", None)
-    supervisor.exited(child, "crash", ValueError())
-    await asyncio.sleep(1)
-    assert journal == ["b abandon", "a hold", "a stop", "a start", "a resume"]
-    brief.stopping.set()
-    await asyncio.sleep(1)
-    assert journal[5:] == ["b stop", "b start", "b resume"]
-    await supervisor.close()
-
-
-@virtual
-async def test_all_children_are_stopped_at_the_end_although_some_raise() -> None:
-    journal: list[str] = []
-    children = [FakeChild(name, journal) for name in "abc"]
-    supervisor, _ = made(SupervisorFlags(), *children)
-    children[1].error_of_stop, children[2].error_of_stop = OSError("b"), OSError("c")
-    with pytest.raises(OSError, match="b"):
-        await supervisor.close()
-    assert journal == ["c stop", "b stop", "a stop"]
-
-
-@virtual
-async def test_an_exit_after_the_end_is_nothing_new() -> None:
-    journal: list[str] = []
-    child = FakeChild("a", journal)
-    supervisor, failures = made(SupervisorFlags(max_restarts=0), child)
-    supervisor.exited(child, "crash", ValueError())  # escalates; the callback comes later
-    await supervisor.close()
-    supervisor.exited(child, "crash", ValueError())
-    await asyncio.sleep(1)
-    assert journal == ["a hold", "a stop"]
-    assert failures == []
-
-
-@virtual
-async def test_escalation_is_told_once_with_the_cause() -> None:
-    journal: list[str] = []
-    child, other = FakeChild("a", journal), FakeChild("b", journal)
-    errors: list[DeploymentFailed] = []
-    supervisor = Supervisor(SupervisorFlags(max_restarts=0), lambda make_error: errors.append(make_error("it")))
-    supervisor.add(child)
-    supervisor.add(other)
-    cause = ValueError("broken")
-    supervisor.exited(child, "crash", cause)
-    supervisor.exited(other, "crash", ValueError("too late"))
-    await asyncio.sleep(0)
-    assert [error.__cause__ for error in errors] == [cause]
-    assert str(errors[0]) == "it failed: node 'a' crashed after max_restarts=0 restarts within 5 s: " + repr(cause)
-    assert journal == ["a hold", "b hold"]  # the callback's owner stops all children
-    await supervisor.close()
