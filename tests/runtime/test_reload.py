@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gate, same
+from tests.kit import Gate, begun, outcomes, same
 
 
 class Weights:
@@ -23,6 +23,7 @@ class Weights:
 made: list[Weights] = []
 problems: list[Exception] = []
 gates: dict[str, asyncio.Event] = {}
+unwound: dict[str, asyncio.Event] = {}  # of what was cancelled at its gate
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +31,7 @@ def fresh() -> Iterator[None]:
     made.clear()
     problems.clear()
     gates.clear()
+    unwound.clear()
     yield
     assert all(one.closed == 1 for one in made)
 
@@ -37,7 +39,11 @@ def fresh() -> Iterator[None]:
 @ps.resource
 async def weights(name: str) -> AsyncIterator[Weights]:
     if name in gates:
-        await gates[name].wait()
+        try:
+            await gates[name].wait()
+        except asyncio.CancelledError:
+            await unwound.get(name, is_set()).wait()
+            raise
     if problems:
         raise problems.pop()
     one = Weights(name, sum(other.name == name for other in made))
@@ -70,6 +76,15 @@ async def second(model: Weights, before: Weights) -> tuple[int, int]:
     await asyncio.sleep(0)
     assert not model.closed
     return before.version, model.version
+
+
+@ps.node
+async def slow_to_leave(model: Weights, unwound: asyncio.Event) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await unwound.wait()
+        assert not model.closed
 
 
 async def inside(before: Weights) -> tuple[int, int]:
@@ -111,8 +126,7 @@ async def test_a_thousand_calls_in_flight_each_see_one_instance_and_none_is_drop
         deploy = e.deploy if own else engine.deploy
         async with deploy(predict, max_in_flight=2000, max_workers=2000) as service:
             pauses = [asyncio.Event() for _ in range(1000)]
-            before = [asyncio.create_task(service(pause)) for pause in pauses]
-            await testing.wait_quiescent()
+            before = await begun(*map(service, pauses))
             assert made[0].users == 1000
             await service.reload(weights)
             assert [one.version for one in made] == [0, 1]
@@ -186,22 +200,13 @@ async def test_items_that_unwind_keep_the_old(verb: str) -> None:
     unwound = asyncio.Event()
 
     @ps.node
-    async def slow_to_leave(model: Weights) -> int:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await unwound.wait()
-            assert not model.closed
-        return 1
-
-    @ps.node
     async def fail(model: Weights) -> int:
         raise LookupError
 
     @ps.graph
-    async def unwind() -> tuple[int, int]:
+    async def unwind() -> tuple[None, int]:
         model = await weights("a")
-        return await slow_to_leave(model), await fail(model)
+        return await slow_to_leave(model, unwound), await fail(model)
 
     async with engine.Engine() as e, e.deploy(unwind) as service:
         if verb == "call":
@@ -247,8 +252,7 @@ async def test_a_stream_of_values_keeps_what_it_began_with(deployed: bool) -> No
         assert made[0].closed
         for _ in range(4):
             steps.release()
-        async with service.stream(count(steps)) as values:
-            assert [value async for value in values] == [1, 1, 1, 1]
+        assert [value async for value in service.stream(count(steps))] == [1, 1, 1, 1]
 
 
 async def test_every_distinct_argument_that_the_deployment_uses_is_opened_anew() -> None:
@@ -264,8 +268,7 @@ async def test_every_distinct_argument_that_the_deployment_uses_is_opened_anew()
 async def test_an_opening_that_fails_leaves_the_old_in_place() -> None:
     async with engine.deploy(compare) as service:
         gates["b"] = asyncio.Event()
-        reload = asyncio.create_task(service.reload(weights))
-        await testing.wait_quiescent()
+        [reload] = await begun(service.reload(weights))
         problems.append(LookupError("no file"))
         gates["b"].set()
         with pytest.raises(LookupError, match="no file") as caught:
@@ -278,50 +281,26 @@ async def test_an_opening_that_fails_leaves_the_old_in_place() -> None:
 
 
 async def test_a_reload_that_is_cancelled_closes_all_that_it_has_opened_and_leaves_the_old_in_place() -> None:
-    unwinding, go_on = asyncio.Event(), asyncio.Event()
-    hangs = False
-    open_ones: list[str] = []
-
-    @ps.resource
-    async def model(name: str) -> AsyncIterator[str]:
-        if hangs and name == "b":
-            try:
-                await asyncio.Event().wait()
-            finally:
-                unwinding.set()
-                await go_on.wait()
-        open_ones.append(name)
-        yield name
-        await asyncio.sleep(0)
-        open_ones.remove(name)
-
-    @ps.graph
-    async def use() -> tuple[str, str]:
-        return await model("a"), await model("b")
-
-    async with engine.deploy(use) as service:
-        hangs = True
-        reload = asyncio.create_task(service.reload(model))
-        await testing.wait_quiescent()
-        assert open_ones == ["a", "b", "a"]
-        reload.cancel()
-        await unwinding.wait()
-        reload.cancel()
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await reload
-        assert sorted(open_ones) == ["a", "b"]
-        assert await service() == ("a", "b")
-        hangs = False
-        await service.reload(model)
-    assert not open_ones
+    async with engine.deploy(compare) as service:
+        gates["b"], unwound["b"] = asyncio.Event(), asyncio.Event()
+        [reload] = await begun(service.reload(weights))
+        assert [(one.name, one.closed) for one in made] == [("a", 0), ("b", 0), ("a", 0)]
+        for _ in range(2):
+            reload.cancel()
+            await testing.wait_quiescent()
+        assert not reload.done()
+        unwound["b"].set()
+        assert await outcomes(reload) == [asyncio.CancelledError]
+        assert [(one.name, one.closed) for one in made] == [("a", 0), ("b", 0), ("a", 1)]
+        assert await service(is_set()) == 0
+        gates.clear()
+        await service.reload(weights)
 
 
 async def test_two_concurrent_reloads_open_one_after_the_other() -> None:
     async with engine.deploy(predict) as service:
         gates["a"] = asyncio.Event()
-        both = [asyncio.create_task(service.reload(weights)) for _ in range(2)]
-        await testing.wait_quiescent()
+        both = await begun(*(service.reload(weights) for _ in range(2)))
         gates["a"].set()
         await asyncio.gather(*both)
         assert await service(is_set()) == ((2, 2), (2, 2))
@@ -361,8 +340,7 @@ async def test_the_old_is_not_closed_while_a_thread_works_with_it() -> None:
         call = asyncio.create_task(service())
         await gate.has()
         call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
+        assert await outcomes(call) == [asyncio.CancelledError]
         await service.reload(weights)
         for _ in range(20):
             await asyncio.sleep(0)
@@ -445,8 +423,7 @@ async def test_a_deployment_that_stops_meanwhile_ends_the_reload() -> None:
     service = engine.deploy(predict)
     async with service:
         gates["a"] = asyncio.Event()
-        reload = asyncio.create_task(service.reload(weights))
-        await testing.wait_quiescent()
+        [reload] = await begun(service.reload(weights))
     with pytest.raises(ps.EngineClosedError):
         await reload
 
@@ -470,20 +447,12 @@ async def test_a_closing_that_raises_afterwards_is_logged(capsys: pytest.Capture
 async def test_a_call_that_is_cancelled_after_a_reload_lets_the_old_go_when_it_has_unwound() -> None:
     unwound = asyncio.Event()
 
-    @ps.node
-    async def slow_to_leave(model: Weights) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await unwound.wait()
-
     @ps.graph
     async def stubborn() -> None:
-        return await slow_to_leave(await weights("a"))
+        return await slow_to_leave(await weights("a"), unwound)
 
     async with engine.deploy(stubborn) as service:
-        call = asyncio.create_task(service())
-        await testing.wait_quiescent()
+        [call] = await begun(service())
         await service.reload(weights)
         call.cancel()
         await testing.wait_quiescent()

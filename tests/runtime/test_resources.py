@@ -14,7 +14,7 @@ import structlog
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import model, same
+from tests.kit import begun, cancelled_at_every_step, model, same
 
 pytestmark = pytest.mark.timeout(20)  # what is lost might never come back
 
@@ -108,6 +108,76 @@ async def both(url: str) -> tuple[str, str]:
     return await fetch(await http("web"), url), await fetch(await pool(), url)
 
 
+class Lost:
+    """A resource that the test holds back or ends, and a graph that uses it."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.is_open = False
+        self.task: asyncio.Task[object] | None = None
+        self.gate, self.may_close, self.is_broken = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.gate.set()
+        self.may_close.set()
+        self.refusal: Exception | None = None
+
+        @ps.resource
+        async def line() -> AsyncIterator[int]:
+            self.task = asyncio.current_task()
+            try:
+                await self.gate.wait()
+                if self.refusal is not None:
+                    raise self.refusal
+                self.opened += 1
+                self.is_open = True
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        watcher = group.create_task(self._watch())
+                        yield self.opened
+                        watcher.cancel()
+                finally:
+                    self.is_open = False
+            finally:
+                await self.may_close.wait()
+
+        @ps.node
+        async def use(number: int) -> int:
+            assert self.is_open
+            return number
+
+        @ps.graph
+        async def graph() -> int:
+            return await use(await line())
+
+        self.resource, self.graph = line, graph
+
+    async def _watch(self) -> None:
+        await self.is_broken.wait()
+        self.is_broken.clear()
+        raise ConnectionError("the line is down")
+
+    async def lose(self) -> None:
+        """Cancels the task of the resource, as code outside the engine may do."""
+        self.task.cancel()
+        await testing.wait_quiescent()
+        assert not self.is_open
+
+    async def fail(self) -> None:
+        """Lets the resource fail while it is open."""
+        self.is_broken.set()
+        await testing.wait_quiescent()
+        assert not self.is_open
+
+
+@asynccontextmanager
+async def losing(own: Any = engine) -> AsyncIterator[tuple[Lost, engine.Service[[], int]]]:
+    """A deployment that has lost its resource after the first call."""
+    lost = Lost()
+    async with own.deploy(lost.graph) as service:
+        assert await service() == 1
+        await lost.lose()
+        yield lost, service
+
+
 def opened() -> int:
     return sum(line.startswith("open ") for line in world.log)
 
@@ -121,14 +191,12 @@ async def test_a_graph_gets_what_the_resource_yields(scheduler: Any) -> None:
 async def test_it_is_opened_once_for_a_hundred_concurrent_first_users() -> None:
     world.gate.clear()
     async with engine.Engine() as e:
-        runs = [asyncio.create_task(e.run(search(str(n)))) for n in range(100)]
-        await testing.wait_quiescent()
+        runs = await begun(*(e.run(search(str(n))) for n in range(100)))
         assert world.log == ["opening web"]
         world.gate.set()
         assert await asyncio.gather(*runs) == [f"web/{n}" for n in range(100)]
         assert await e.run(search("again")) == "web/again"
-        async with e.stream(search(str(n)) for n in range(10)) as results:
-            assert len([result async for result in results]) == 10
+        assert len([result async for result in e.stream(search(str(n)) for n in range(10))]) == 10
         async with e.deploy(search, both) as service:
             assert await service("a") == "web/a"
             assert await service.run(both("b")) == ("web/b", "pool4/b")
@@ -170,8 +238,7 @@ async def test_the_default_engine_closes_it_when_the_last_scope_that_uses_it_end
         assert await service("a") == "web/a"
         assert await engine.run(both("b")) == ("web/b", "pool4/b")
         assert world.is_open == {"web"}
-        async with engine.stream([search("c")]) as results:
-            assert [result async for result in results] == ["web/c"]
+        assert [result async for result in engine.stream([search("c")])] == ["web/c"]
         assert world.is_open == {"web"}
     assert world.log == ["opening web", "open web", "opening pool4", "open pool4", "close pool4", "close web"]
     await engine.run(search("again"))
@@ -226,8 +293,7 @@ async def test_it_is_one_step_of_no_graph_and_costs_no_actor() -> None:
     async def twice(url: str) -> tuple[str, str]:
         return await fetch(await http("a"), url), await fetch(await http("a"), url)
 
-    plan = engine.plan(twice)
-    assert len(plan.steps) == 2
+    assert len(engine.plan(twice).steps) == 2
     assert engine.plan(search)._program("actors").is_line
     assert str(twice).count("□") == 1
 
@@ -282,8 +348,7 @@ async def test_an_opening_that_fails_tells_every_caller_in_its_own_words() -> No
     world.gate.clear()
     world.fail_opening.append(error)
     async with engine.Engine() as e:
-        runs = [asyncio.create_task(e.run(call)) for call in [search("a"), both("b"), search("c")]]
-        await testing.wait_quiescent()
+        runs = await begun(*map(e.run, [search("a"), both("b"), search("c")]))
         world.gate.set()
         group = await asyncio.gather(*runs, return_exceptions=True)
         first, second, third = (one for one in group if isinstance(one, BaseException))
@@ -312,8 +377,7 @@ async def test_an_opening_that_hangs_ends_with_the_deadline_of_its_only_caller()
     async with engine.Engine() as e:
         with pytest.raises(ps.DeadlineExceeded, match=r"resources and stateful nodes of graph 'search' did not start"):
             await e.run(search("a"), timeout_seconds=0.01)
-        patient = asyncio.create_task(e.run(search("b")))
-        await testing.wait_quiescent()
+        [patient] = await begun(e.run(search("b")))
         with pytest.raises(TimeoutError):
             await e.run(search("a"), timeout_seconds=0.01)  # this caller leaves, and the other one still waits
         world.gate.set()
@@ -324,8 +388,7 @@ async def test_an_opening_that_hangs_ends_with_the_deadline_of_its_only_caller()
 async def test_the_opening_is_cancelled_with_the_last_caller_and_not_before() -> None:
     world.gate.clear()
     async with engine.Engine() as e:
-        runs = [asyncio.create_task(e.run(search(str(n)))) for n in range(3)]
-        await testing.wait_quiescent()
+        runs = await begun(*(e.run(search(str(n))) for n in range(3)))
         runs[0].cancel()
         await testing.wait_quiescent()
         assert runs[0].cancelled()
@@ -342,34 +405,18 @@ async def test_the_opening_is_cancelled_with_the_last_caller_and_not_before() ->
 
 
 async def test_a_new_opening_waits_until_a_cancelled_one_has_unwound() -> None:
-    unwinding, unwound = asyncio.Event(), asyncio.Event()
-    opening = 0
-
-    @ps.resource
-    async def port() -> AsyncIterator[int]:
-        nonlocal opening
-        opening += 1
-        if opening == 1:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                unwinding.set()
-                await unwound.wait()
-        yield opening
-
-    use = ps.graph(port)
-
+    lost = Lost()
+    lost.gate.clear()
+    lost.may_close.clear()
     async with engine.Engine() as e:
-        first = asyncio.create_task(e.run(use))
-        await testing.wait_quiescent()
+        [first] = await begun(e.run(lost.graph))
         first.cancel()
-        await unwinding.wait()
-        second = asyncio.create_task(e.run(use))
         await testing.wait_quiescent()
-        assert opening == 1
-        assert not second.done()
-        unwound.set()
-        assert await second == 2
+        lost.gate.set()
+        [second] = await begun(e.run(lost.graph))
+        assert (lost.opened, second.done()) == (0, False)
+        lost.may_close.set()
+        assert await second == 1
         assert first.cancelled()
 
 
@@ -389,38 +436,24 @@ async def test_everything_is_closed_in_reverse_order_although_closings_raise() -
 async def test_an_engine_that_is_closed_ends_the_openings_that_go_on() -> None:
     world.gate.clear()
     async with engine.Engine() as e:
-        run = asyncio.create_task(e.run(search("a")))
-        await testing.wait_quiescent()
+        [run] = await begun(e.run(search("a")))
     with pytest.raises(ps.EngineClosedError, match="while resource 'http' was opened"):
         await run
     assert world.log == ["opening web"]
 
 
-async def test_what_ended_by_itself_is_reported_then_and_opened_again_by_whoever_comes_next() -> None:
-    broken = asyncio.Event()
-
-    async def watch() -> None:
-        await broken.wait()
-        raise LookupError("lost")
-
-    @ps.resource
-    async def line() -> AsyncIterator[int]:
-        async with connected("line") as client, asyncio.TaskGroup() as group:
-            watcher = group.create_task(watch())
-            yield client.number
-            watcher.cancel()
-
-    use = ps.graph(line)
+@pytest.mark.parametrize("end", [Lost.lose, Lost.fail])
+async def test_what_ended_by_itself_is_reported_then_and_opened_again_by_whoever_comes_next(end: Any) -> None:
+    lost = Lost()
     async with engine.Engine() as e:
-        assert await e.run(use) == 1
+        assert await e.run(lost.graph) == 1
         with structlog.testing.capture_logs() as logs:
-            broken.set()
-            await testing.wait_quiescent()
+            await end(lost)
+        error = "its task was cancelled" if end is Lost.lose else "the line is down"
         assert [entry["event"] for entry in logs] == ["resource.ended"]
-        assert "close line" in world.log
-        broken.clear()
-        assert await e.run(use) == 2
-        assert await e.run(use) == 2
+        assert error in logs[0]["error"]
+        assert [await e.run(lost.graph) for _ in range(2)] == [2, 2]
+    assert not lost.is_open
 
 
 @pytest.mark.parametrize("kind", ["default", "own", "eager"])
@@ -438,9 +471,7 @@ def test_a_cancel_at_every_step_leaves_nothing_open(kind: str) -> None:
                 async with e.deploy(both) as service:
                     await asyncio.gather(service("c"), service.reload(http))
 
-    for outcome in testing.cancel_at_every_step(main):
-        assert not outcome.tasks_left, outcome
-        assert not outcome.loop_errors, outcome
+    for outcome in cancelled_at_every_step(main):
         assert not world.is_open, outcome
         assert outcome.cancelled == isinstance(outcome.error, asyncio.CancelledError), outcome
 
@@ -476,8 +507,7 @@ async def test_a_stream_that_a_graph_gives_without_an_engine_keeps_it_open_to_it
     assert world.is_open == {"web"}
     assert [value async for value in values] == ["a0", "a1", "a2"]
     assert not world.is_open
-    async with engine.stream(read("b")) as results:
-        assert [value async for value in results] == ["b0", "b1", "b2"]
+    assert [value async for value in engine.stream(read("b"))] == ["b0", "b1", "b2"]
     async with engine.deploy(read) as service, service.stream(read("b")) as results:
         assert [value async for value in results] == ["b0", "b1", "b2"]
 
@@ -538,65 +568,9 @@ async def test_a_trace_does_not_go_stale() -> None:
     assert await engine.run(search("a")) == "web/a"
 
 
-class Lost:
-    """A resource whose task is cancelled by code outside the engine, and a graph that uses the resource."""
-
-    def __init__(self) -> None:
-        self.opened = 0
-        self.is_open = False
-        self.task: asyncio.Task[object] | None = None
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.refusal: Exception | None = None
-
-        @ps.resource
-        async def line() -> AsyncIterator[int]:
-            self.task = asyncio.current_task()
-            await self.gate.wait()
-            if self.refusal is not None:
-                raise self.refusal
-            self.opened += 1
-            self.is_open = True
-            try:
-                yield self.opened
-            finally:
-                self.is_open = False
-
-        @ps.node
-        async def use(number: int) -> int:
-            assert self.is_open
-            return number
-
-        @ps.graph
-        async def graph() -> int:
-            return await use(await line())
-
-        self.resource, self.graph = line, graph
-
-    async def lose(self) -> None:
-        assert self.task is not None
-        self.task.cancel()
-        await testing.wait_quiescent()
-        assert not self.is_open
-
-
-async def test_one_whose_task_was_cancelled_is_reported_and_opened_again_by_the_next_run() -> None:
-    lost = Lost()
-    async with engine.Engine() as e:
-        assert await e.run(lost.graph) == 1
-        with structlog.testing.capture_logs() as logs:
-            await lost.lose()
-        assert await e.run(lost.graph) == 2
-    assert [(entry["event"], entry["error"]) for entry in logs] == [("resource.ended", "its task was cancelled")]
-    assert not lost.is_open
-
-
 @pytest.mark.parametrize("is_own", [False, True])
 async def test_a_deployment_opens_it_again_for_its_next_call(is_own: bool) -> None:
-    lost, own = Lost(), engine.Engine()
-    async with own, (own if is_own else engine).deploy(lost.graph) as service:
-        assert await service() == 1
-        await lost.lose()
+    async with engine.Engine() as own, losing(own if is_own else engine) as (lost, service):
         assert await asyncio.gather(service(), service()) == [2, 2]
         assert await service() == 2
         await lost.lose()
@@ -606,15 +580,11 @@ async def test_a_deployment_opens_it_again_for_its_next_call(is_own: bool) -> No
 
 
 async def test_a_call_that_waits_for_it_keeps_its_deadline_and_ends_with_its_deployment() -> None:
-    lost = Lost()
-    async with engine.deploy(lost.graph) as service:
-        assert await service() == 1
-        await lost.lose()
+    async with losing() as (lost, service):
         lost.gate.clear()
         with pytest.raises(ps.DeadlineExceeded, match="not opened again"):
             await service.run(lost.graph(), timeout_seconds=0.01)
-        waiting = asyncio.create_task(service())
-        await testing.wait_quiescent()
+        [waiting] = await begun(service())
         await service.abort()
         with pytest.raises(ps.EngineClosedError, match="takes no more calls"):
             await waiting
@@ -623,10 +593,7 @@ async def test_a_call_that_waits_for_it_keeps_its_deadline_and_ends_with_its_dep
 
 
 async def test_a_call_whose_resource_is_not_opened_again_has_failed_whatever_the_reason() -> None:
-    lost = Lost()
-    async with engine.deploy(lost.graph) as service:
-        assert await service() == 1
-        await lost.lose()
+    async with losing() as (lost, service):
         for lost.refusal in (OSError("down"), ps.Overloaded("another deployment has no place")):
             with pytest.raises(type(lost.refusal)):
                 await service()
@@ -635,14 +602,9 @@ async def test_a_call_whose_resource_is_not_opened_again_has_failed_whatever_the
 
 
 async def test_draining_waits_for_calls_that_wait_for_it() -> None:
-    lost = Lost()
-    async with engine.deploy(lost.graph) as service:
-        await lost.lose()
+    async with losing() as (lost, service):
         lost.gate.clear()
-        waiting = asyncio.create_task(service())
-        await testing.wait_quiescent()
-        draining = asyncio.create_task(service.drain())
-        await testing.wait_quiescent()
+        waiting, draining = await begun(service(), service.drain())
         lost.gate.set()
         assert await waiting == 2
         await draining
@@ -661,104 +623,51 @@ async def test_one_that_ends_while_a_deployment_starts_is_opened_again_for_its_f
     assert not lost.is_open
 
 
-class Unstable:
-    """A resource that is lost `losses` times while the next resource is opened, and a graph that uses both."""
+@pytest.mark.parametrize("verb", ["run", "stream", "deploy", "lost again"])
+async def test_one_that_is_lost_while_the_next_is_opened_is_opened_again_once(verb: str) -> None:
+    lost = Lost()
 
-    def __init__(self, losses: int) -> None:
-        self.opened = 0
-        self.lose = asyncio.Event()
-        self.lost = asyncio.Event()
+    @ps.resource
+    async def other() -> AsyncIterator[str]:
+        if lost.opened == 1:
+            await lost.fail()
+            if verb == "lost again":
+                lost.is_broken.set()
+        yield "other"
 
-        @ps.resource
-        async def line() -> AsyncIterator[int]:
-            self.opened += 1
-            async with asyncio.TaskGroup() as tasks:
-                if self.opened <= losses:
-                    tasks.create_task(self._break())
-                yield self.opened
+    @ps.graph
+    async def graph() -> tuple[int, str]:
+        return await lost.resource(), await other()
 
-        @ps.resource
-        async def model() -> AsyncIterator[str]:
-            self.lose.set()
-            await self.lost.wait()
-            await testing.wait_quiescent()
-            yield "model"
-
-        @ps.graph
-        async def graph() -> tuple[int, str]:
-            return await line(), await model()
-
-        self.graph = graph
-
-    async def _break(self) -> None:
-        await self.lose.wait()
-        self.lost.set()
-        raise ConnectionError("the line is down")
-
-
-@pytest.mark.parametrize("verb", ["run", "stream", "deploy"])
-async def test_one_that_is_lost_while_the_next_is_opened_is_opened_again(verb: str) -> None:
-    graph = Unstable(losses=1).graph
     async with engine.Engine() as e:
-        if verb == "run":
-            assert await e.run(graph) == (2, "model")
+        if verb == "lost again":
+            with pytest.raises(ExceptionGroup) as caught:
+                await e.run(graph)
+            assert [str(error) for error in caught.value.exceptions] == ["the line is down"]
+        elif verb == "run":
+            assert await e.run(graph) == (2, "other")
         elif verb == "stream":
-            assert [result async for result in e.stream([graph()])] == [(2, "model")]
+            assert [result async for result in e.stream([graph()])] == [(2, "other")]
         else:
             async with e.deploy(graph) as service:
-                assert await service() == (2, "model")
-
-
-async def test_one_that_is_lost_again_and_again_ends_the_call_with_what_it_was_lost_to() -> None:
-    unstable = Unstable(losses=1 << 30)
-    with pytest.raises(ExceptionGroup) as caught:
-        await engine.run(unstable.graph)
-    assert [str(error) for error in caught.value.exceptions] == ["the line is down"]
-    assert unstable.opened == 2
+                assert await service() == (2, "other")
+    assert lost.opened == 2
 
 
 async def test_a_call_that_comes_while_a_lost_one_unwinds_waits_and_opens_it_again() -> None:
-    opened = 0
-    lose, unwinding, gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def leave_slowly() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            unwinding.set()
-            await gone.wait()
-
-    async def lost() -> None:
-        await lose.wait()
-        raise ConnectionError("the line is down")
-
-    @ps.resource
-    async def line() -> AsyncIterator[int]:
-        nonlocal opened
-        opened += 1
-        async with asyncio.TaskGroup() as tasks:
-            if opened == 1:
-                tasks.create_task(leave_slowly())
-                tasks.create_task(lost())
-            yield opened
-
-    graph, other = ps.graph(line), line >> same
+    lost = Lost()
     async with engine.Engine() as e:
-        assert await e.run(graph) == 1
-        lose.set()
-        await unwinding.wait()
-        waiting = asyncio.create_task(e.run(other))
-        await testing.wait_quiescent()
+        assert await e.run(lost.graph) == 1
+        lost.may_close.clear()
+        await lost.lose()
+        [waiting] = await begun(e.run(lost.resource >> same))
         assert not waiting.done()
-        gone.set()
+        lost.may_close.set()
         assert await waiting == 2
 
 
 async def test_a_reload_opens_one_that_was_lost_and_that_a_call_gave_up() -> None:
-    lost = Lost()
-    async with engine.Engine() as e, e.deploy(lost.graph) as service:
-        assert await service() == 1
-        await lost.lose()
+    async with engine.Engine() as e, losing(e) as (lost, service):
         lost.gate.clear()
         with pytest.raises(ps.DeadlineExceeded, match="not opened again"):
             await service.run(lost.graph(), timeout_seconds=0.01)
@@ -768,33 +677,18 @@ async def test_a_reload_opens_one_that_was_lost_and_that_a_call_gave_up() -> Non
 
 
 @pytest.mark.parametrize("is_own", [False, True])
-async def test_a_call_that_waits_for_one_that_was_lost_gets_what_a_reload_opens(is_own: bool) -> None:
-    lost, own = Lost(), engine.Engine()
-    async with own, (own if is_own else engine).deploy(lost.graph) as service:
-        assert await service() == 1
-        await lost.lose()
+@pytest.mark.parametrize("caller_leaves", [False, True])
+async def test_a_call_that_waits_for_one_that_was_lost_gets_what_a_reload_opens(
+    caller_leaves: bool, is_own: bool
+) -> None:
+    async with engine.Engine() as own, losing(own if is_own else engine) as (lost, service):
         lost.gate = asyncio.Event()  # never set
-        waiting = asyncio.create_task(service())
-        await testing.wait_quiescent()
+        [waiting] = await begun(service())
         lost.gate = asyncio.Event()
-        lost.gate.set()
-        await service.reload(lost.resource)
-        assert await waiting == 2
-
-
-async def test_a_call_that_waits_for_one_that_was_lost_and_leaves_does_not_end_a_reload() -> None:
-    lost = Lost()
-    async with engine.Engine() as e, e.deploy(lost.graph) as service:
-        assert await service() == 1
-        await lost.lose()
-        lost.gate = asyncio.Event()  # never set
-        waiting = asyncio.create_task(service())
-        await testing.wait_quiescent()
-        lost.gate = asyncio.Event()
-        reloading = asyncio.create_task(service.reload(lost.resource))
-        await testing.wait_quiescent()
-        waiting.cancel()
-        await asyncio.wait([waiting])
+        [reloading] = await begun(service.reload(lost.resource))
+        if caller_leaves:
+            waiting.cancel()
+            await asyncio.wait([waiting])
         lost.gate.set()
         await reloading
-        assert await service() == 2
+        assert await (service() if caller_leaves else waiting) == 2
