@@ -9,7 +9,7 @@ import structlog
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import SCHEDULERS, Scheduler, actor, virtual
+from tests.kit import SCHEDULERS, Scheduler, Taken, actor, begun, cancelled_at_every_step, virtual
 
 PartInbox = ps.Inbox[ps.StreamWork[int, int]]
 
@@ -59,42 +59,11 @@ spelt = count >> letters
 collected = count >> collect
 
 
-class Gate:
-    """An actor whose loop hands its work to the test."""
-
-    def __init__(self) -> None:
-        self.taken: list[ps.StreamWork[int, int]] = []
-
-    def graph(self, **policy: Any) -> ps.Graph[[int], AsyncIterator[int]]:
-        async def gated(inbox: PartInbox) -> None:
-            while True:
-                self.taken.append(await inbox.get())
-
-        return ps.graph(actor(gated, ps.StreamActor, **policy))
-
-    async def work(self, number: int = 0) -> ps.StreamWork[int, int]:
-        await testing.wait_quiescent()
-        return self.taken[number]
-
-
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_parts_come_in_order_under_every_scheduler(scheduler: Scheduler) -> None:
-    async with engine.stream(counted(100), scheduler=scheduler) as parts:
-        assert [part async for part in parts] == list(range(100))
-    async with engine.stream(spelt(5), scheduler=scheduler) as parts:
-        assert [part async for part in parts] == ["a", "b", "c", "d", "e"]
+    assert [part async for part in engine.stream(counted(100), scheduler=scheduler)] == list(range(100))
+    assert [part async for part in engine.stream(spelt(5), scheduler=scheduler)] == ["a", "b", "c", "d", "e"]
     assert await engine.run(collected(40), scheduler=scheduler) == list(range(40))
-
-
-async def test_many_streams_of_a_deployment_share_one_loop() -> None:
-    async with engine.deploy(counted, spelt, collected) as service:
-
-        async def read(n: int) -> list[int]:
-            async with service.stream(counted(n)) as parts:
-                return [part async for part in parts]
-
-        assert await asyncio.gather(*(read(n) for n in range(50))) == [list(range(n)) for n in range(50)]
-        assert await service.run(collected(3)) == [0, 1, 2]
 
 
 async def test_outside_a_graph_a_loop_runs_for_one_item() -> None:
@@ -106,22 +75,22 @@ async def test_outside_a_graph_a_loop_runs_for_one_item() -> None:
 
 @pytest.mark.parametrize("capacity", [1, 3])
 async def test_a_reader_holds_no_more_than_the_capacity(capacity: int) -> None:
-    gate = Gate()
-    async with engine.stream(gate.graph(capacity=capacity)(0)) as parts:
+    taken = Taken(ps.StreamActor, capacity=capacity)
+    async with engine.stream(taken.graph(0)) as parts:
         starting = asyncio.create_task(parts.wait_started())
-        work = await gate.work()
+        work = await taken.work()
         assert work.put_nowait(0)
         await starting
         await testing.wait_quiescent()
-        taken = 0
-        while work.put_nowait(taken + 1):
-            taken += 1
+        held = 0
+        while work.put_nowait(held + 1):
+            held += 1
             await testing.wait_quiescent()
-        assert taken <= capacity
+        assert held <= capacity
         assert await anext(parts) == 0
-        assert work.put_nowait(taken + 1)
+        assert work.put_nowait(held + 1)
         work.finish()
-        assert [part async for part in parts] == list(range(1, taken + 2))
+        assert [part async for part in parts] == list(range(1, held + 2))
 
 
 async def test_the_inbox_has_a_capacity_of_its_own() -> None:
@@ -140,8 +109,7 @@ async def test_the_inbox_has_a_capacity_of_its_own() -> None:
     graph = ps.graph(actor(holding, ps.StreamActor, capacity=2, inbox_capacity=20))
     async with engine.deploy(graph, max_in_flight=30) as service:
         streams = [service.stream(graph(n)) for n in range(30)]
-        reads = [asyncio.create_task(anext(stream)) for stream in streams]
-        await testing.wait_quiescent()
+        reads = await begun(*map(anext, streams))
         inbox = service.statistics().actors[0].inbox
         assert (inbox.depth, inbox.capacity, inbox.waiting_putters) == (20, 20, 10)
         waiting.set()
@@ -151,30 +119,14 @@ async def test_the_inbox_has_a_capacity_of_its_own() -> None:
     assert (held, depths) == ([2] * 30, [20])
 
 
-def test_only_an_actor_that_gives_streams_has_two_capacities() -> None:
-    async def function(number: int) -> int:
-        return number
-
-    async def generator(number: int) -> AsyncIterator[int]:
-        yield number
-
-    class Single(ps.Actor[int, int]):
-        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None: ...
-
-    for target in (function, generator, Single):
-        decorate: Any = ps.node(inbox_capacity=3)
-        with pytest.raises(TypeError, match=f"'{target.__name__}' has inbox_capacity=, which is for classes derived"):
-            decorate(target)
-
-
 async def test_a_reader_that_leaves_cancels_the_work_at_once() -> None:
-    gate = Gate()
-    graph = gate.graph()
+    taken = Taken(ps.StreamActor)
+    graph = taken.graph
     async with engine.deploy(graph) as service:
         for number, parts_read in enumerate((0, 1, 5)):
             async with service.stream(graph(number)) as parts:
                 starting = asyncio.create_task(parts.wait_started())
-                work = await gate.work(number)
+                work = await taken.work(number)
                 for part in range(max(1, parts_read)):
                     work.put_nowait(part)
                 await starting
@@ -199,8 +151,7 @@ async def test_a_reader_that_leaves_before_the_first_part_leaves_the_inbox() -> 
     graph = ps.graph(actor(late, ps.StreamActor))
     async with engine.deploy(graph) as service:
         first, second = service.stream(graph(1)), service.stream(graph(2))
-        starting = [asyncio.create_task(stream.wait_started()) for stream in (first, second)]
-        await testing.wait_quiescent()
+        starting = await begun(*(stream.wait_started() for stream in (first, second)))
         await first.aclose()
         await asyncio.gather(starting[0], return_exceptions=True)
         opened.set()
@@ -209,24 +160,27 @@ async def test_a_reader_that_leaves_before_the_first_part_leaves_the_inbox() -> 
     assert taken == [2]
 
 
-@pytest.mark.parametrize("parts_before", [0, 1, 3])
-async def test_an_error_comes_after_the_parts_before_it(parts_before: int) -> None:
-    gate = Gate()
-    async with engine.stream(gate.graph()(0)) as parts:
+@pytest.mark.parametrize("is_read_meanwhile", [False, True])
+@pytest.mark.parametrize(("parts_before", "fails"), [(0, True), (3, True), (3, False)])
+async def test_the_end_comes_after_the_parts_before_it(parts_before: int, fails: bool, is_read_meanwhile: bool) -> None:
+    taken, error = Taken(ps.StreamActor), OSError("gone") if fails else None
+    async with engine.stream(taken.graph(0)) as parts:
         reading = asyncio.create_task(collect_all(parts))
-        work = await gate.work()
+        work = await taken.work()
         for part in range(parts_before):
             work.put_nowait(part)
-            await testing.wait_quiescent()
-        work.fail(OSError("gone"))
-        got, error = await reading
-    assert got == list(range(parts_before))
-    assert isinstance(error, OSError)
-    assert "in node 'gated' of graph 'gated', item 0" in error.__notes__[0]
+            if is_read_meanwhile:
+                await testing.wait_quiescent()
+        if error is None:
+            work.finish()
+        else:
+            work.fail(error)
+        assert await reading == (list(range(parts_before)), error)
+    assert error is None or "in node 'take' of graph 'take', item 0" in error.__notes__[0]
 
 
 async def test_an_error_that_no_reader_comes_to_is_logged() -> None:
-    gate, failed = Gate(), asyncio.Event()
+    taken, failed = Taken(ps.StreamActor), asyncio.Event()
 
     @ps.node
     async def first_of(parts: AsyncIterator[int]) -> int:
@@ -234,10 +188,10 @@ async def test_an_error_that_no_reader_comes_to_is_logged() -> None:
         await failed.wait()
         return part
 
-    graph = gate.graph() >> first_of
+    graph = taken.graph >> first_of
     with structlog.testing.capture_logs() as entries:
         running = asyncio.create_task(engine.run(graph(0)))
-        work = await gate.work()
+        work = await taken.work()
         work.put_nowait(5)
         await testing.wait_quiescent()
         work.fail(OSError("gone"))
@@ -245,21 +199,6 @@ async def test_an_error_that_no_reader_comes_to_is_logged() -> None:
         failed.set()
         assert await running == 5
     assert [entry["event"] for entry in entries] == ["stream.unread_error"]
-
-
-@pytest.mark.parametrize("error", [None, OSError("gone")])
-async def test_what_is_settled_before_anything_was_read_is_read_to_its_end(error: OSError | None) -> None:
-    gate = Gate()
-    async with engine.stream(gate.graph()(0)) as parts:
-        reading = asyncio.create_task(collect_all(parts))
-        work = await gate.work()
-        for part in range(3):
-            work.put_nowait(part)
-        if error is None:
-            work.finish()
-        else:
-            work.fail(error)
-        assert await reading == ([0, 1, 2], error)
 
 
 async def collect_all(parts: AsyncIterator[int]) -> tuple[list[int], BaseException | None]:
@@ -273,28 +212,28 @@ async def collect_all(parts: AsyncIterator[int]) -> tuple[list[int], BaseExcepti
 
 
 async def test_retry_only_before_the_first_part() -> None:
-    gate = Gate()
-    async with engine.stream(gate.graph(retry=ps.Retry(attempts=3))(0)) as parts:
+    taken = Taken(ps.StreamActor, retry=ps.Retry(attempts=3))
+    async with engine.stream(taken.graph(0)) as parts:
         reading = asyncio.create_task(collect_all(parts))
-        (await gate.work(0)).fail(OSError("once"))
-        work = await gate.work(1)
+        (await taken.work(0)).fail(OSError("once"))
+        work = await taken.work(1)
         work.put_nowait(1)
         await testing.wait_quiescent()
         work.fail(OSError("gone"))
         got, error = await reading
     assert got == [1]
     assert str(error) == "gone"
-    assert len(gate.taken) == 2
+    assert len(taken.works) == 2
 
 
 @virtual
 async def test_the_deadline_covers_the_whole_stream() -> None:
-    gate = Gate()
-    graph = gate.graph()
+    taken = Taken(ps.StreamActor)
+    graph = taken.graph
 
     async with engine.stream(graph(0), timeout_seconds=2) as parts:
         reading = asyncio.create_task(collect_all(parts))
-        work = await gate.work()
+        work = await taken.work()
         work.put_nowait(0)
         await asyncio.sleep(1)
         assert not work.cancelled
@@ -332,8 +271,7 @@ async def test_a_slow_reader_stalls_itself_and_nobody_else() -> None:
     async with engine.deploy(counted) as service:
         slow = service.stream(counted(1000))
         await slow.wait_started()
-        async with service.stream(counted(1000)) as parts:
-            assert [part async for part in parts] == list(range(1000))
+        assert [part async for part in service.stream(counted(1000))] == list(range(1000))
         got, error = await collect_all(slow)
         assert got == list(range(len(got)))
         assert 0 < len(got) < 50
@@ -345,11 +283,11 @@ async def test_a_slow_reader_stalls_itself_and_nobody_else() -> None:
 @pytest.mark.parametrize("how", ["taken", "left", "finished", "too slow"])
 @virtual
 async def test_a_loop_waits_for_room_as_long_as_it_says(how: str, is_read_by_a_node: bool) -> None:
-    gate, loop = Gate(), asyncio.get_running_loop()
-    graph: Any = gate.graph(capacity=4) >> letters if is_read_by_a_node else gate.graph(capacity=4)
+    taken, loop = Taken(ps.StreamActor, capacity=4), asyncio.get_running_loop()
+    graph: Any = taken.graph >> letters if is_read_by_a_node else taken.graph
     async with engine.deploy(graph) as service, service.stream(graph(1)) as stream:
         reading = asyncio.ensure_future(anext(stream))
-        work = await gate.work()
+        work = await taken.work()
         assert work.room == 4
         await work.wait_room()  # returns at once: there is room
         while work.put_nowait(7):
@@ -450,7 +388,5 @@ def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
         async with engine.stream(spelt(3)) as parts:
             return [part async for part in parts]
 
-    for outcome in testing.cancel_at_every_step(main):
-        assert not outcome.tasks_left
-        assert not outcome.loop_errors
-        assert outcome.result == ["a", "b", "c"] or isinstance(outcome.error, asyncio.CancelledError)
+    for outcome in cancelled_at_every_step(main):
+        assert outcome.error or outcome.result == ["a", "b", "c"]

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 import penstock as ps
 from penstock import engine, testing
 from penstock.telemetry import names
-from tests.kit import SCHEDULERS, Scheduler, actor, virtual
+from tests.kit import SCHEDULERS, Scheduler, Taken, actor, begun, cancelled_at_every_step, numbers, virtual
 from tests.telemetry.collected import collecting
 
 IntInbox = ps.Inbox[ps.Work[int, int]]
@@ -47,23 +47,7 @@ def logging_actor(log: list[str]) -> Any:
     return Logging()
 
 
-class Gate:
-    """An actor whose loop hands its work to the test, which settles it."""
-
-    def __init__(self) -> None:
-        self.taken: list[ps.Work[int, int]] = []
-
-    async def take(self, inbox: IntInbox) -> None:
-        while True:
-            self.taken.append(await inbox.get())
-
-    def graph(self, **policy: Any) -> ps.Graph[[int], int]:
-        return ps.graph(actor(self.take, **policy))
-
-
-@ps.graph
-async def twice(x: int) -> int:
-    return await double(await double(x))
+twice = double >> double
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -78,11 +62,7 @@ async def test_items_get_their_results_under_every_scheduler(scheduler: Schedule
 async def test_a_scope_starts_one_loop_and_ends_it() -> None:
     log: list[str] = []
     node = logging_actor(log)
-
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await node(await node(x))
-
+    graph = node >> node
     async with engine.deploy(graph) as service:
         assert await asyncio.gather(*(service(x) for x in range(5))) == [x + 2 for x in range(5)]
         assert log == ["enter", "loop"]
@@ -91,23 +71,9 @@ async def test_a_scope_starts_one_loop_and_ends_it() -> None:
     assert log == ["enter", "loop", "exit"] * 2
 
 
-@pytest.mark.parametrize("policy", [{}, {"retry": ps.Retry(attempts=2)}, {"timeout_seconds": 60}])
-async def test_an_actor_is_told_of_a_caller_that_leaves(policy: Any) -> None:
-    gate, told = Gate(), list[str]()
-    async with engine.deploy(gate.graph(**policy)) as service:
-        call = asyncio.create_task(service(1))
-        await testing.wait_quiescent()
-        gate.taken[0].on_cancelled(lambda: told.append("left"))
-        call.cancel()
-        await asyncio.wait([call])
-        await testing.wait_quiescent()
-    assert told == ["left"]
-
-
 async def test_outside_a_graph_each_call_has_a_loop_and_an_instance_of_its_own() -> None:
     seen: list[object] = []
 
-    @ps.node
     class Seen(ps.Actor[int, int]):
         async def loop(self, inbox: IntInbox, /) -> None:
             seen.append(self)
@@ -115,7 +81,9 @@ async def test_outside_a_graph_each_call_has_a_loop_and_an_instance_of_its_own()
             work.finish(work.value + 1)
             await inbox.get()
 
-    node = Seen()
+    assert await Seen()(1) == 2  # though the class is no node
+    seen.clear()
+    node = ps.node(Seen)()
     assert await asyncio.gather(node(1), node(2)) == [2, 3]
     assert len({id(instance) for instance in [node, *seen]}) == 3
     assert await ps.graph(node)(3) == 4
@@ -144,16 +112,6 @@ async def test_a_loop_works_for_no_item_in_particular() -> None:
     assert names == ["outer", ""]
 
 
-async def test_a_class_that_is_no_node_handles_items_by_itself() -> None:
-    class Plain(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            work = await inbox.get()
-            work.finish(work.value + 1)
-            await inbox.get()
-
-    assert await Plain()(1) == 2
-
-
 async def test_items_are_settled_in_any_order() -> None:
     async def reversing(inbox: IntInbox) -> None:
         held: list[ps.Work[int, int]] = []
@@ -166,25 +124,7 @@ async def test_items_are_settled_in_any_order() -> None:
                     work.finish(work.value + 1)
 
     graph = ps.graph(actor(reversing))
-    async with engine.stream(graph(x) for x in range(10)) as results:
-        assert [result async for result in results] == list(range(1, 11))
-
-
-async def test_errors_are_those_of_their_items_and_no_crash() -> None:
-    async def picky(inbox: IntInbox) -> None:
-        while True:
-            work = await inbox.get()
-            if work.value % 2:
-                work.fail(ValueError(f"odd: {work.value}"))
-            else:
-                work.finish(work.value)
-
-    graph = ps.graph(actor(picky))
-    async with engine.stream(graph(x) for x in range(4)) as results:
-        outcomes = [outcome async for outcome in results.outcomes()]
-    assert [outcome.value for outcome in outcomes] == [0, None, 2, None]
-    assert [str(outcome.error) for outcome in outcomes if outcome.error] == ["odd: 1", "odd: 3"]
-    assert "in node 'picky' of graph 'picky', item 3" in outcomes[3].error.__notes__[0]  # type: ignore[union-attr]
+    assert [result async for result in engine.stream(graph(x) for x in range(10))] == list(range(1, 11))
 
 
 async def test_the_error_of_a_block_is_that_of_its_work_alone() -> None:
@@ -206,10 +146,10 @@ async def test_the_error_of_a_block_is_that_of_its_work_alone() -> None:
             raise
 
     graph = ps.graph(actor(blocks))
-    async with engine.stream(graph(x) for x in (3, 0, 2, 5, 1)) as results:
-        outcomes = [outcome async for outcome in results.outcomes()]
+    outcomes = [outcome async for outcome in engine.stream(graph(x) for x in (3, 0, 2, 5, 1)).outcomes()]
     assert [outcome.value for outcome in outcomes] == [2, None, 3, 1, 6]
     assert isinstance(outcomes[1].error, ZeroDivisionError)
+    assert "in node 'blocks' of graph 'blocks', item 1" in outcomes[1].error.__notes__[0]
     assert [type(error) for error in ends] == [OSError, ps.InboxClosed]
     # If the caller has left, the block drops the error of its work. The end of the loop itself passes through the
     # block.
@@ -236,89 +176,68 @@ async def test_policies_of_the_node_hold() -> None:
     assert await engine.run(ps.graph(actor(flaky, retry=ps.Retry(attempts=3)))(0)) == 3
 
 
-async def test_a_cancelled_call_is_free_at_once_and_shows_in_its_work() -> None:
-    gate = Gate()
-    async with engine.deploy(gate.graph()) as service:
-        call = asyncio.create_task(service(1))
-        await testing.wait_quiescent()
-        [work] = gate.taken
+@pytest.mark.parametrize("policy", [{}, {"retry": ps.Retry(attempts=2)}, {"timeout_seconds": 60}])
+async def test_a_cancelled_call_shows_in_its_work_and_the_actor_is_told(policy: Any) -> None:
+    taken, told = Taken(**policy), list[str]()
+    async with engine.deploy(taken.graph) as service:
+        [call] = await begun(service(1))
+        work = await taken.work()
+        work.on_cancelled(lambda: told.append("left"))
         assert not work.cancelled
         call.cancel()
-        await asyncio.sleep(0)  # the caller is cancelled, and ends the frame
+        await asyncio.wait([call])
         assert work.cancelled
-        with pytest.raises(asyncio.CancelledError):
-            await call
+        await testing.wait_quiescent()
         work.finish(1)  # does nothing
+    assert (call.cancelled(), told) == (True, ["left"])
 
 
-async def test_queued_work_of_a_cancelled_call_leaves_the_inbox() -> None:
-    gate = Gate()
-    opened = asyncio.Event()
+async def test_work_that_does_not_fit_waits_outside_the_inbox_and_leaves_with_its_caller() -> None:
+    taken, opened = Taken(), asyncio.Event()
 
     async def later(inbox: IntInbox) -> None:
         await opened.wait()
-        await gate.take(inbox)
+        await taken.take(inbox)
 
     async with engine.deploy(ps.graph(actor(later, capacity=1))) as service:
-        calls = [asyncio.create_task(service(x)) for x in range(3)]
-        await testing.wait_quiescent()
+        calls = await begun(*map(service, range(3)))
+        [seen] = service.statistics().actors
+        assert (seen.in_flight, seen.inbox.depth, seen.inbox.waiting_putters) == (3, 1, 2)
         calls[0].cancel()  # its work is queued
         calls[1].cancel()  # its work waits for room
         await testing.wait_quiescent()
         [seen] = service.statistics().actors
         assert (seen.inbox.depth, seen.inbox.waiting_putters) == (1, 0)
         opened.set()
-        await testing.wait_quiescent()
-        assert [work.value for work in gate.taken] == [2]
-        gate.taken[0].finish(5)
+        work = await taken.work()
+        assert work.value == 2
+        work.finish(5)
         assert await calls[2] == 5
 
 
 @virtual
 async def test_the_deadline_of_work_is_the_earlier_of_call_and_attempt_and_frees_the_caller() -> None:
-    gate = Gate()
-    graph = gate.graph(timeout_seconds=3)
+    taken = Taken(timeout_seconds=3)
+    graph = taken.graph
     with pytest.raises(ps.NodeTimeoutError):
         await engine.run(graph(1), timeout_seconds=5)
     async with engine.deploy(graph) as service:
         with pytest.raises(ps.DeadlineExceeded):
             await service.run(graph(1), timeout_seconds=1, priority=3)
-    assert [(work.deadline, work.priority, work.cancelled) for work in gate.taken] == [(3, 0, True), (4, 3, True)]
+    assert [(work.deadline, work.priority, work.cancelled) for work in taken.works] == [(3, 0, True), (4, 3, True)]
 
 
-@pytest.mark.parametrize(("policy", "taken"), [({}, 50), ({"concurrency": 3}, 3)])
-async def test_only_an_explicit_concurrency_limits_unsettled_work(policy: Any, taken: int) -> None:
-    gate = Gate()
-    async with engine.deploy(gate.graph(**policy), max_in_flight=50, max_workers=1) as service:
-        calls = [asyncio.create_task(service(x)) for x in range(50)]
-        await testing.wait_quiescent()
-        assert len(gate.taken) == taken
-        while gate.taken:
-            work = gate.taken.pop(0)
+@pytest.mark.parametrize(("policy", "unsettled"), [({}, 50), ({"concurrency": 3}, 3)])
+async def test_only_an_explicit_concurrency_limits_unsettled_work(policy: Any, unsettled: int) -> None:
+    taken = Taken(**policy)
+    async with engine.deploy(taken.graph, max_in_flight=50, max_workers=1) as service:
+        calls = await begun(*map(service, range(50)))
+        assert len(taken.works) == unsettled
+        while taken.works:
+            work = taken.works.pop(0)
             work.finish(work.value)
             await testing.wait_quiescent()
         assert await asyncio.gather(*calls) == list(range(50))
-
-
-async def test_work_that_does_not_fit_waits_outside_the_inbox() -> None:
-    opened = asyncio.Event()
-    depths: list[int] = []
-
-    async def late(inbox: IntInbox) -> None:
-        await opened.wait()
-        while True:
-            depths.append(len(inbox))
-            work = await inbox.get()
-            work.finish(work.value)
-
-    async with engine.deploy(ps.graph(actor(late, capacity=4))) as service:
-        calls = [asyncio.create_task(service(x)) for x in range(20)]
-        await testing.wait_quiescent()
-        [seen] = service.statistics().actors
-        assert (seen.in_flight, seen.inbox.depth, seen.inbox.waiting_putters) == (20, 4, 16)
-        opened.set()
-        assert await asyncio.gather(*calls) == list(range(20))
-    assert max(depths) == 4
 
 
 @pytest.mark.parametrize("ending", ["raise", "return", "foreign cancel"])
@@ -344,16 +263,16 @@ async def test_the_end_of_a_loop_fails_its_items_and_names_the_actor(ending: str
 
 
 async def test_what_a_loop_that_has_ended_left_running_may_still_settle_its_work() -> None:
-    taken: list[ps.Work[int, int]] = []
+    works: list[ps.Work[int, int]] = []
 
     async def short(inbox: IntInbox) -> None:
-        taken.append(await inbox.get())
+        works.append(await inbox.get())
 
     async with engine.deploy(ps.graph(actor(short, restart="temporary"))) as service:
         with pytest.raises(ps.ActorStopped):
             await service(1)
-        assert taken[0].cancelled
-        taken[0].finish(1)  # does nothing
+        assert works[0].cancelled
+        works[0].finish(1)  # does nothing
 
 
 @pytest.mark.parametrize("in_a_task", [False, True])
@@ -418,30 +337,14 @@ async def test_a_loop_that_does_not_end_with_its_inbox_is_cancelled_after_a_whil
     assert asyncio.get_running_loop().time() == seconds
 
 
-def test_only_a_class_that_owns_its_loop_has_a_shutdown() -> None:
-    class Plain:
-        def __call__(self, number: int) -> int:
-            return number
-
-    def function(number: int) -> int:
-        return number
-
-    shutdown: Any = {"shutdown_seconds": 3}
-    for target, policy in ((Plain, {}), (function, {}), (function, {"batch": ps.Batch(2)})):
-        decorate: Any = ps.node(**shutdown, **policy)
-        with pytest.raises(TypeError, match=f"'{target.__name__}' does not own its loop"):
-            decorate(target)
-
-
 async def test_an_aborted_deployment_ends_its_loops() -> None:
-    gate = Gate()
-    async with engine.deploy(gate.graph()) as service:
-        call = asyncio.create_task(service(1))
-        await testing.wait_quiescent()
+    taken = Taken()
+    async with engine.deploy(taken.graph) as service:
+        [call] = await begun(service(1))
         await service.abort()
     with pytest.raises(ps.EngineClosedError):
         await call
-    assert gate.taken[0].cancelled
+    assert taken.works[0].cancelled
 
 
 def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
@@ -449,10 +352,8 @@ def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
         async with asyncio.timeout(10):
             return await engine.run(twice(3))
 
-    for outcome in testing.cancel_at_every_step(main):
-        assert not outcome.tasks_left
-        assert not outcome.loop_errors
-        assert outcome.result == 12 or isinstance(outcome.error, asyncio.CancelledError)
+    for outcome in cancelled_at_every_step(main):
+        assert outcome.error or outcome.result == 12
 
 
 def test_every_item_has_one_outcome_under_many_interleavings(effort: int) -> None:
@@ -572,12 +473,7 @@ async def test_what_a_loop_tells_of_itself_shows_in_statistics_and_metrics(monke
 
 async def test_call_sites_of_one_loop_tell_the_same() -> None:
     tell = Teller()
-
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await tell(await tell(x))
-
-    async with engine.deploy(graph) as service:
+    async with engine.deploy(tell >> tell) as service:
         assert await service(3) == 6
         assert [one["total", "{total}"] for one in told(service)] == [6, 6]
 
@@ -590,48 +486,41 @@ async def test_only_numbers_are_told() -> None:
             tell.report(total=wrong)  # type: ignore[arg-type]
 
 
-async def test_a_loop_may_be_replaced_by_a_fake() -> None:
-    log: list[str] = []
-    node = logging_actor(log)
-
-    async def fake(x: int) -> int:
-        return -x
-
-    with testing.replace(node, fake):
-        assert await engine.run(ps.graph(node)(3)) == -3
-        assert await node(3) == -3
-    assert not log
+async def function(value: int) -> int:
+    return value
 
 
-def test_a_class_must_say_what_its_loop_is() -> None:
-    with pytest.raises(TypeError, match="needs a method `async def loop"):
-
-        @ps.node
-        class NoLoop(ps.Actor[int, int]):
-            pass
-
-    with pytest.raises(TypeError, match="would never run"):
-
-        @ps.node
-        class Both(ps.Actor[int, int]):
-            async def loop(self, inbox: IntInbox, /) -> None: ...
-
-            async def __call__(self, value: int, /) -> int:
-                return value
+class NoActor:
+    async def __call__(self, value: int) -> int:
+        return value
 
 
-async def test_a_subclass_of_an_actor_is_decorated_as_well() -> None:
-    @ps.node(name="tripler")
-    class Tripler(Doubler):
-        async def loop(self, inbox: IntInbox, /) -> None:
-            while True:
-                work = await inbox.get()
-                work.finish(work.value * 3)
+class NoLoop(ps.Actor[int, int]):
+    pass
 
-    triple = Tripler()
-    assert await engine.run(ps.graph(triple)(2)) == 6
-    assert await triple(2) == 6
-    assert "tripler" in str(ps.graph(triple))
+
+class NeverCalled(Doubler):
+    async def __call__(self, value: int, /) -> int:
+        return value
+
+
+ONLY_FOR_STREAMS = "has inbox_capacity=, which is for classes derived"
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (NoLoop, {}, "needs a method `async def loop"),
+    (NeverCalled, {}, "would never run"),
+    (NoActor, {"shutdown_seconds": 3}, "'NoActor' does not own its loop"),
+    (function, {"shutdown_seconds": 3}, "'function' does not own its loop"),
+    (function, {"shutdown_seconds": 3, "batch": ps.Batch(2)}, "'function' does not own its loop"),
+    (function, {"inbox_capacity": 3}, f"'function' {ONLY_FOR_STREAMS}"),
+    (numbers.fn, {"inbox_capacity": 3}, f"'numbers' {ONLY_FOR_STREAMS}"),
+    (Doubler, {"inbox_capacity": 3}, f"'Doubler' {ONLY_FOR_STREAMS}"),
+]
+
+
+@pytest.mark.parametrize(("target", "policy", "message"), REFUSED)
+def test_what_is_for_loops_of_another_kind_is_refused(target: Any, policy: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        ps.node(**policy)(target)
 
 
 async def test_a_loop_that_crashes_outside_of_a_graph_fails_the_call_and_is_logged() -> None:
