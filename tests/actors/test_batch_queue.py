@@ -22,13 +22,12 @@ class Entry:
     value: int = 0
     priority: int = 0
     arrived_at: float = 0.0
-    deadline: float = float("inf")
     group: str = ""
     cost: float = 0
     is_cancelled: bool = False
 
     def is_wanted(self, now: float) -> bool:
-        return not self.is_cancelled and now < self.deadline
+        return not self.is_cancelled
 
 
 def queue_of(max_size: int, *, max_wait_seconds: float = 1.0, **options: Any) -> BatchQueue[Entry]:
@@ -37,33 +36,6 @@ def queue_of(max_size: int, *, max_wait_seconds: float = 1.0, **options: Any) ->
 
 def values(batch: list[Entry]) -> list[int]:
     return [entry.value for entry in batch]
-
-
-def test_a_full_batch_goes_at_once_and_a_small_one_when_its_first_item_has_waited() -> None:
-    queue = queue_of(3)
-    for number in range(4):
-        queue.add(Entry(number, arrived_at=10.0 + number / 10))
-    assert values(queue.take(10.3)) == [0, 1, 2]
-    assert queue.take(10.3) == []
-    assert queue.due_at == 11.3
-    assert queue.take(11.29) == []
-    assert values(queue.take(11.3)) == [3]
-    assert queue.due_at is None
-
-
-def test_unwanted_entries_are_dropped_and_do_not_fill_a_batch() -> None:
-    queue = queue_of(2)
-    gone, late, wanted = Entry(1), Entry(2, deadline=3.0), Entry(3)
-    for entry in (gone, late, wanted):
-        queue.add(entry)
-    gone.is_cancelled = True
-    assert queue.drop_unwanted(0.5) == [gone]
-    assert values(queue.take(0.5)) == [2, 3]
-    queue.add(Entry(4, arrived_at=2.5, deadline=3.0))
-    queue.add(Entry(5, arrived_at=2.6))
-    assert values(queue.drop_unwanted(3.0)) == [4]
-    assert queue.due_at == 3.6
-    assert values(queue.take(3.0, at_once=True)) == [5]
 
 
 def test_higher_priorities_go_first_and_the_others_in_the_order_in_which_they_came() -> None:
@@ -84,20 +56,6 @@ def test_a_batch_has_entries_of_one_group_and_as_many_as_that_may() -> None:
     queue.add(Entry(6, priority=1, group="b"))
     assert values(queue.take(0.0, at_once=True)) == [6]
     assert values(queue.take(1.0)) == [3]
-
-
-def test_a_batch_and_its_queue_are_full() -> None:
-    queue = queue_of(2, max_queue=1)
-    entries = [Entry(number) for number in range(4)]
-    for entry in entries[:3]:
-        assert not queue.is_full
-        queue.add(entry)
-    assert queue.is_full
-    queue.discard(entries[0])
-    assert not queue.is_full
-    queue.add(entries[3])
-    assert values(queue.take(0.0)) == [1, 2]
-    assert queue.count == 1
 
 
 @given(
@@ -133,16 +91,6 @@ def test_every_wanted_item_is_in_one_batch_and_none_waits_too_long(
             unwanted.is_cancelled = True
             assert queue.drop_unwanted(now) == [unwanted]
             waiting.remove(unwanted)
-
-
-def test_a_batch_ends_before_the_entry_that_would_cost_too_much() -> None:
-    queue = queue_of(4, max_cost=10, cost=len)
-    for number, cost in enumerate([4, 4, 3, 1, 2, 1, 1, 1]):
-        queue.add(Entry(number, cost=cost))
-    assert values(queue.take(0.0)) == [0, 1]  # without the entry of cost 1 behind them
-    assert values(queue.take(0.0)) == [2, 3, 4, 5]  # max_size entries
-    assert queue.take(0.0) == []
-    assert values(queue.take(1.0)) == [6, 7]
 
 
 def test_the_cost_of_what_left_the_queue_fills_no_batch() -> None:

@@ -118,9 +118,8 @@ MORE_MUTANTS = [Mutant(*row) for row in [
     # a token is taken once
     ("engine/rate_limit.py", "self.full_at = max(now, self.full_at)", "self.full_at = self.full_at * 1",
      "tests/runtime/test_rate_limit.py"),
-    # a batch holds what it may, and more has to wait
     ("actors/batching.py", "self.count >= self._max_size +", "self.count > self._max_size +",
-     "tests/actors/test_batch_queue.py"),
+     "tests/runtime/test_batching.py::test_what_waits_beyond_max_queue_is_refused"),
     ("engine/events.py", "event, work, turn = line.popleft()", "event, work, turn = line.pop()",
      "tests/engine/test_events.py::test_emitters_that_wait_for_room_are_let_in_in_the_order_in_which_they_came"),
     # a barrier waits until the values before it have left a map_each

@@ -15,7 +15,7 @@ import penstock as ps
 from penstock import engine, testing
 from penstock.actors.batching import Batcher
 from penstock.actors.own_loops import Mailbox, Request
-from tests.kit import virtual
+from tests.kit import Gate, begun, cancelled_at_every_step, outcomes, virtual
 
 BatchFunction = Callable[[list[int]], Awaitable[list[int | Exception]]]
 
@@ -31,6 +31,10 @@ class Recorder:
         self.batches.append(items)
         self.at.append(asyncio.get_running_loop().time())
         return [2 * item for item in items]
+
+    def graph(self, *options: Any, **more: Any) -> Any:
+        node: Any = ps.node(batch=ps.Batch(*options, **more), name="double")
+        return ps.graph(node(self))
 
 
 def doubled(items: list[int]) -> list[int]:
@@ -69,39 +73,29 @@ async def test_the_value_of_a_resource_comes_with_each_item() -> None:
 )
 def test_a_graph_is_drawn_with_its_batches_and_where_they_run(options: dict[str, Any], drawn: str) -> None:
     node: Any = ps.node(**options)(doubled)
-    line = str(ps.graph(node)).splitlines()[-2]
-    assert line.split("doubled")[1].strip() == drawn
+    assert str(ps.graph(node)).splitlines()[-2].split("doubled")[1].strip() == drawn
 
 
-async def test_items_of_different_requests_are_handled_together() -> None:
+async def test_items_of_requests_of_a_stream_and_of_map_each_are_handled_together() -> None:
     recorder = Recorder()
-    node = ps.node(batch=ps.Batch(4, max_wait_seconds=60), name="double")(recorder)
-    async with engine.deploy(ps.graph(node)) as service:
-        assert await asyncio.gather(*(service(x) for x in range(8))) == [2 * x for x in range(8)]
-    assert recorder.batches == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-async def test_items_of_a_stream_and_of_map_each_are_handled_together() -> None:
-    recorder = Recorder()
-    node = ps.node(batch=ps.Batch(4, max_wait_seconds=60), name="double")(recorder)
+    graph = recorder.graph(4, max_wait_seconds=60)
 
     @ps.graph
     async def mapped(items: list[int]) -> list[int]:
-        return await ps.map_each(node, items)
+        return await ps.map_each(graph, items)
 
     assert await engine.run(mapped(list(range(4)))) == [0, 2, 4, 6]
-    assert recorder.batches == [[0, 1, 2, 3]]
-    graph = ps.graph(node)
-    async with engine.stream(graph(x) for x in range(100)) as results:
-        assert [result async for result in results] == [2 * x for x in range(100)]
+    async with engine.deploy(graph) as service:
+        assert await asyncio.gather(*map(service, range(8))) == [2 * x for x in range(8)]
+    assert recorder.batches == [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [result async for result in engine.stream(graph(x) for x in range(100))] == [2 * x for x in range(100)]
     assert set(map(len, recorder.batches)) == {4}
 
 
 @virtual
 async def test_a_small_batch_waits_for_others_and_no_longer() -> None:
     recorder = Recorder()
-    node = ps.node(batch=ps.Batch(3, max_wait_seconds=0.5), name="double")(recorder)
-    async with engine.deploy(ps.graph(node)) as service:
+    async with engine.deploy(recorder.graph(3, max_wait_seconds=0.5)) as service:
         calls = [asyncio.create_task(service(0))]
         await asyncio.sleep(0.25)
         calls.append(asyncio.create_task(service(1)))
@@ -153,8 +147,7 @@ async def test_an_error_of_an_item_does_not_touch_its_batch_mates() -> None:
         return [ValueError(f"odd: {item}") if item % 2 else item for item in items]
 
     graph = ps.graph(picky)
-    async with engine.stream(graph(x) for x in range(4)) as results:
-        outcomes = [outcome async for outcome in results.outcomes()]
+    outcomes = [outcome async for outcome in engine.stream(graph(x) for x in range(4)).outcomes()]
     assert [outcome.value for outcome in outcomes] == [0, None, 2, None]
     assert [str(outcome.error) for outcome in outcomes] == ["None", "odd: 1", "None", "odd: 3"]
 
@@ -187,11 +180,9 @@ async def test_a_batch_that_fails_as_a_whole_fails_all_of_its_items(returned: An
 @virtual
 async def test_cancelled_and_expired_items_are_not_in_the_batch() -> None:
     recorder = Recorder()
-    graph = ps.graph(ps.node(batch=ps.Batch(3, max_wait_seconds=2), name="double")(recorder))
+    graph = recorder.graph(3, max_wait_seconds=2)
     async with engine.deploy(graph) as service:
-        gone = asyncio.create_task(service(0))
-        patient = asyncio.create_task(service(1))
-        await testing.wait_quiescent()
+        gone, patient = await begun(service(0), service(1))
         gone.cancel()
         with pytest.raises(ps.DeadlineExceeded):
             await service.run(graph(2), timeout_seconds=1)
@@ -199,101 +190,62 @@ async def test_cancelled_and_expired_items_are_not_in_the_batch() -> None:
     assert recorder.batches == [[1]]
 
 
-class Held:
-    """A batched function whose calls wait until a test releases them."""
-
-    def __init__(self) -> None:
-        self.running: list[tuple[list[int], asyncio.Event]] = []
-        self.peak = 0
-
-    async def __call__(self, items: list[int]) -> list[int]:
-        entry = (items, asyncio.Event())
-        self.running.append(entry)
-        self.peak = max(self.peak, len(self.running))
-        try:
-            await entry[1].wait()
-        finally:
-            self.running.remove(entry)
-        return items
-
-
 @pytest.mark.parametrize("concurrency", [1, 2])
 async def test_concurrency_counts_batches(concurrency: int) -> None:
-    held = Held()
-    node = ps.node(batch=ps.Batch(2), name="held", concurrency=concurrency)(held)
-    async with engine.deploy(ps.graph(node)) as service:
-        calls = [asyncio.create_task(service(x)) for x in range(10)]
-        await testing.wait_quiescent()
-        while held.running:
-            assert len(held.running) <= concurrency
-            held.running[0][1].set()
-            await testing.wait_quiescent()
+    gate = Gate()
+    async with engine.deploy(gate.graph(batch=ps.Batch(2), concurrency=concurrency)) as service:
+        calls = await begun(*map(service, range(10)))
+        assert gate.gauge.now == concurrency
+        gate.open()
         assert await asyncio.gather(*calls) == list(range(10))
-    assert held.peak == concurrency
+    assert gate.gauge.peak == concurrency
 
 
 async def test_what_waits_beyond_max_queue_is_refused() -> None:
-    held = Held()
-    node = ps.node(batch=ps.Batch(2, max_queue=1), name="held")(held)
-    async with engine.deploy(ps.graph(node)) as service:
-        calls = [asyncio.create_task(service(x)) for x in range(8)]
-        await testing.wait_quiescent()
+    gate = Gate()
+    async with engine.deploy(gate.graph(batch=ps.Batch(2, max_queue=1))) as service:
+        calls = await begun(*map(service, range(8)))
         # Two items run, two items form the next batch, one item waits; the others are refused.
         assert [call.done() for call in calls] == [False] * 5 + [True] * 3
         with pytest.raises(ps.Overloaded, match="'held' refuses an item"):
             await calls[7]
-        while held.running:
-            held.running[0][1].set()
-            await testing.wait_quiescent()
-        results = await asyncio.gather(*calls, return_exceptions=True)
-    assert results[:5] == list(range(5))
-    assert [type(result) for result in results[5:]] == [ps.Overloaded] * 3
+        gate.open()
+        assert await outcomes(*calls) == [*range(5), *[ps.Overloaded] * 3]
 
 
 async def test_a_batcher_whose_next_batch_was_cancelled_goes_on() -> None:
-    held = Held()
-    node = ps.node(batch=ps.Batch(2), name="held")(held)
-    async with engine.deploy(ps.graph(node)) as service:
-        calls = [asyncio.create_task(service(x)) for x in range(6)]
-        await testing.wait_quiescent()
+    gate = Gate()
+    async with engine.deploy(gate.graph(batch=ps.Batch(2))) as service:
+        calls = await begun(*map(service, range(6)))
         for call in calls[2:4]:
             call.cancel()
         await testing.wait_quiescent()
-        while held.running:
-            held.running[0][1].set()
-            await testing.wait_quiescent()
-        results = await asyncio.gather(*calls, return_exceptions=True)
-    assert [result for result in results if isinstance(result, int)] == [0, 1, 4, 5]
+        gate.open()
+        assert await outcomes(*calls) == [0, 1, *[asyncio.CancelledError] * 2, 4, 5]
 
 
 @pytest.mark.parametrize("swallows", [False, True])
 async def test_a_batch_that_nobody_wants_any_more_is_cancelled(swallows: bool) -> None:
-    begun: list[list[int]] = []
-    ended: list[list[int]] = []
+    gate = Gate()
 
     @ps.node(batch=ps.Batch(2))
     async def backend(items: list[int]) -> list[int]:
-        begun.append(items)
-        if items != [2]:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                ended.append(items)
-                if not swallows:
-                    raise
+        try:
+            return items if items == [2] else await gate.wait(items)
+        except asyncio.CancelledError:
+            if not swallows:
+                raise
         return items
 
     async with engine.deploy(ps.graph(backend)) as service:
-        calls = [asyncio.create_task(service(x)) for x in range(2)]
-        await testing.wait_quiescent()
+        calls = await begun(*map(service, range(2)))
         calls[0].cancel()
         await testing.wait_quiescent()
-        assert not ended  # the caller of the other item still waits
+        assert not gate.cancelled  # the caller of the other item still waits
         calls[1].cancel()
         assert await service(2) == 2
         await asyncio.wait(calls)
-    assert begun == [[0, 1], [2]]
-    assert ended == [[0, 1]]
+    assert gate.came == gate.cancelled == [[0, 1]]
 
 
 class HeldThread:
@@ -320,10 +272,8 @@ class HeldThread:
 
 async def queued(service: engine.Service[[int], int], items: range) -> list[asyncio.Task[int]]:
     """Call a service with the first item, and then with the other items, which wait for a batch."""
-    calls = [asyncio.create_task(service(item)) for item in items[:1]]
-    await testing.wait_quiescent()
-    calls += [asyncio.create_task(service(item)) for item in items[1:]]
-    await testing.wait_quiescent()
+    calls = await begun(*map(service, items[:1]))
+    calls += await begun(*map(service, items[1:]))
     return calls
 
 
@@ -353,45 +303,28 @@ async def one_thread(max_size: int, *, of_engine: bool) -> AsyncIterator[tuple[H
 @pytest.mark.parametrize("of_engine", [True, False], ids=["engine", "deployment"])
 async def test_what_waits_for_a_thread_comes_before_the_next_batch(*, of_engine: bool) -> None:
     async with one_thread(1, of_engine=of_engine) as (held, service, batched, other):
-        calls = [asyncio.create_task(service.run(batched(0)))]
-        await testing.wait_quiescent()
-        calls += [asyncio.create_task(service.run(call)) for call in (batched(1), other(2))]
-        await testing.wait_quiescent()
+        calls = await begun(service.run(batched(0)))
+        calls += await begun(service.run(batched(1)), service.run(other(2)))
         held.go_on.set()
         assert await asyncio.gather(*calls) == [0, 1, 2]
     assert held.batches == [[0], [2], [1]]
 
 
 @pytest.mark.parametrize("of_engine", [True, False], ids=["engine", "deployment"])
-async def test_who_leaves_while_a_batch_waits_for_a_thread_is_not_in_it(*, of_engine: bool) -> None:
+@pytest.mark.parametrize(("leaving", "batches"), [([2], [[0], [1, 3], [4]]), ([1, 2, 3], [[0], [4]])])
+async def test_who_leaves_while_a_batch_waits_for_a_thread_is_not_in_it(
+    leaving: list[int], batches: list[list[int]], *, of_engine: bool
+) -> None:
     async with one_thread(3, of_engine=of_engine) as (held, service, batched, other):
-        calls = [asyncio.create_task(service.run(other(0)))]
-        await testing.wait_quiescent()
-        calls += [asyncio.create_task(service.run(batched(x))) for x in (1, 2, 3)]
-        await testing.wait_quiescent()
-        calls[2].cancel()
-        await testing.wait_quiescent()
-        held.go_on.set()
-        found = await asyncio.gather(*calls, return_exceptions=True)
-    assert [found[0], found[1], found[3]] == [0, 1, 3]
-    assert held.batches == [[0], [1, 3]]
-
-
-async def test_a_batch_that_everybody_leaves_while_it_waits_for_a_thread_is_not_run() -> None:
-    async with one_thread(3, of_engine=True) as (held, service, batched, other):
-        calls = [asyncio.create_task(service.run(other(0)))]
-        await testing.wait_quiescent()
-        calls += [asyncio.create_task(service.run(batched(x))) for x in (1, 2)]
-        await testing.wait_quiescent()
-        for call in calls[1:]:
-            call.cancel()
-        await testing.wait_quiescent()
-        later = asyncio.create_task(service.run(batched(3)))
+        calls = await begun(service.run(other(0)))
+        calls += await begun(*(service.run(batched(x)) for x in (1, 2, 3)))
+        for x in leaving:
+            calls[x].cancel()
         await testing.wait_quiescent()
         held.go_on.set()
-        assert await asyncio.gather(calls[0], later) == [0, 3]
-        await asyncio.wait(calls)
-    assert held.batches == [[0], [3]]
+        assert await outcomes(*calls) == [asyncio.CancelledError if x in leaving else x for x in range(4)]
+        assert await service.run(batched(4)) == 4
+    assert held.batches == batches
 
 
 class Unreadable(list[int]):
@@ -427,24 +360,9 @@ async def test_in_a_thread_each_batch_has_its_own_outcome_and_context() -> None:
     async with engine.Engine() as own, own.deploy(held.graph(1)) as service:
         calls = await queued(service, range(8))
         held.go_on.set()
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    kinds = [outcome if isinstance(outcome, int) else type(outcome) for outcome in outcomes]
-    assert kinds == [0, ValueError, ps.NodeCancelledError, RuntimeError, ValueError, TypeError, KeyError, 7]
+        errors = [ValueError, ps.NodeCancelledError, RuntimeError, ValueError, TypeError, KeyError]
+        assert await outcomes(*calls) == [0, *errors, 7]
     assert seen == [0] * 8
-
-
-async def test_a_thread_takes_no_further_batch_of_a_deployment_that_is_aborted() -> None:
-    held = HeldThread()
-    async with engine.Engine() as own, own.deploy(held.graph(1)) as service:
-        calls = await queued(service, range(3))
-        assert held.begun.acquire(timeout=30)
-        stopping = asyncio.create_task(service.abort())
-        await testing.wait_quiescent()
-        held.go_on.set()
-        await stopping
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    assert held.batches == [[0]]
-    assert {type(outcome) for outcome in outcomes} == {ps.EngineClosedError}
 
 
 async def test_methods_are_batched_for_each_instance() -> None:
@@ -540,32 +458,26 @@ def test_what_cannot_be_batched_is_refused() -> None:
 
 
 @virtual
-async def test_a_scope_waits_for_a_thread_however_long_it_takes() -> None:
+async def test_an_abort_waits_for_a_thread_however_long_it_takes_and_no_further_batch_begins() -> None:
     held = HeldThread()
-    async with engine.deploy(held.graph(2)) as service:
-        call = asyncio.create_task(service(1))
-        await testing.wait_quiescent()
+    async with engine.deploy(held.graph(1)) as service:
+        calls = await queued(service, range(3))
         held.begun.acquire()  # otherwise abort() would skip the batch
         stopping = asyncio.create_task(service.abort())
         await asyncio.sleep(3600)  # virtual seconds
         assert not stopping.done()
         held.go_on.set()
         await stopping
-        with pytest.raises(ps.EngineClosedError):
-            await call
-
-
-def batcher_of(
-    call: Callable[[list[int]], Awaitable[list[int]]], batch: ps.Batch, concurrency: int
-) -> Batcher[int, int]:
-    return Batcher(call, batch, concurrency, "batcher")
+        assert await outcomes(*calls) == [ps.EngineClosedError] * 3
+    assert held.batches == [[0]]
 
 
 @virtual
 async def test_the_end_of_the_inbox_lets_what_waits_go_at_once() -> None:
     recorder = Recorder()
     inbox: Mailbox[Request[int, int]] = Mailbox()
-    looping = asyncio.create_task(batcher_of(recorder, ps.Batch(2, max_wait_seconds=3600), 1).loop(inbox))
+    batcher = Batcher(recorder, ps.Batch(2, max_wait_seconds=3600), 1, "batcher")
+    looping = asyncio.create_task(batcher.loop(inbox))
     works = [Request[int, int](number) for number in range(5)]
     for work in works:
         await inbox.channel.put(work)
@@ -575,29 +487,6 @@ async def test_the_end_of_the_inbox_lets_what_waits_go_at_once() -> None:
     assert [await work.outcome for work in works] == [0, 2, 4, 6, 8]
     assert recorder.batches == [[0, 1], [2, 3], [4]]
     assert asyncio.get_running_loop().time() == 0
-
-
-@virtual
-async def test_a_batcher_that_is_cancelled_starts_nothing_more() -> None:
-    batches: list[list[int]] = []
-
-    async def slow_to_leave(items: list[int]) -> list[int]:
-        batches.append(items)
-        try:
-            await asyncio.sleep(3600)
-        finally:
-            await asyncio.sleep(10)
-        return items
-
-    inbox: Mailbox[Request[int, int]] = Mailbox()
-    looping = asyncio.create_task(batcher_of(slow_to_leave, ps.Batch(2, max_wait_seconds=5), 2).loop(inbox))
-    for number in range(3):
-        await inbox.channel.put(Request(number))
-    await asyncio.sleep(1)
-    looping.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await looping
-    assert batches == [[0, 1]]
 
 
 def test_every_item_has_one_outcome_under_many_interleavings(effort: int) -> None:
@@ -632,10 +521,8 @@ def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
 
         return await engine.run(mapped([1, 2, 3, 4]))
 
-    for outcome in testing.cancel_at_every_step(main):
-        assert not outcome.tasks_left
-        assert not outcome.loop_errors
-        assert outcome.result == [1, 2, 3, 4] or isinstance(outcome.error, asyncio.CancelledError)
+    for outcome in cancelled_at_every_step(main):
+        assert outcome.error or outcome.result == [1, 2, 3, 4]
 
 
 class Large:
