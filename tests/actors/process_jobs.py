@@ -82,6 +82,10 @@ def terminate_what_it_has_started() -> list[int]:
     return [program.wait(30), os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])]
 
 
+def raise_error(kind: type[BaseException], *args: object) -> None:
+    raise kind(*args)
+
+
 class NotedError(Exception):
     pass
 
@@ -99,21 +103,9 @@ class TwoArguments(Exception):
         super().__init__(f"{first} and {second}")
 
 
-def raise_two_arguments() -> None:
-    raise TwoArguments("one", "two")
-
-
 class HoldsALock(Exception):
     def __init__(self) -> None:
         super().__init__(threading.Lock())
-
-
-def raise_with_lock() -> None:
-    raise HoldsALock
-
-
-def raise_exit() -> None:
-    raise SystemExit(7)
 
 
 def make_generator() -> Any:
@@ -193,17 +185,9 @@ class RebuiltAsNoException(Exception):
         return dict, ()
 
 
-def raise_rebuilt_as_no_exception() -> None:
-    raise RebuiltAsNoException
-
-
 class RefusesAttributes(Exception):
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(name)
-
-
-def raise_with_refused_attributes() -> None:
-    raise RefusesAttributes("one", "two")
 
 
 @dataclass(frozen=True)
@@ -211,17 +195,9 @@ class Frozen(Exception):
     number: int
 
 
-def raise_frozen() -> None:
-    raise Frozen(1)
-
-
 class RebuiltOnlyThere(Exception):
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[int]]:
         return rebuild_at_home, (os.getpid(),)
-
-
-def raise_rebuilt_only_there() -> None:
-    raise RebuiltOnlyThere
 
 
 def note(path: str, number: int, act: str = "") -> int:

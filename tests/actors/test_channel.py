@@ -1,28 +1,13 @@
 """What a channel refuses, and for how long its users wait; test_channel_model.py tries all that they may do."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
 from penstock import ChannelClosed
 from penstock.actors.channel import Channel
 from penstock.testing import wait_quiescent
-
-
-async def waiting(*coroutines: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
-    """Starts a task for each coroutine, in this order, and returns when no task can go on."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    await wait_quiescent()
-    assert not any(task.done() for task in tasks)
-    return tasks
-
-
-async def cancelled(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+from tests.kit import begun
 
 
 @pytest.mark.parametrize(
@@ -51,7 +36,7 @@ def test_a_size_counts_as_it_was_when_the_item_came() -> None:
 async def test_closing_refuses_puts_and_lets_the_rest_be_taken() -> None:
     channel: Channel[str] = Channel(1)
     channel.put_nowait("first")
-    (putter,) = await waiting(channel.put("second"))
+    [putter] = await begun(channel.put("second"))
     channel.close()
     with pytest.raises(ChannelClosed, match="while this put waited"):
         await putter
@@ -71,7 +56,7 @@ async def test_only_waiting_is_counted_as_waiting() -> None:
     await channel.get()
     calm = channel.statistics()
     assert (calm.put_wait_seconds, calm.get_wait_seconds) == (0, 0)
-    (getter,) = await waiting(channel.get())
+    [getter] = await begun(channel.get())
     channel.put_nowait(2)
     await getter
     assert channel.statistics().get_wait_seconds > 0
@@ -81,11 +66,12 @@ async def test_those_who_wait_to_put_count_while_they_wait() -> None:
     channel: Channel[int] = Channel(1)
     assert channel.put_nowait(0)
     assert channel.statistics().put_wait_seconds == 0
-    tasks = await waiting(channel.put(1), channel.put(2))
+    tasks = await begun(channel.put(1), channel.put(2))
     seen = [channel.statistics().put_wait_seconds]
     await wait_quiescent()
     seen.append(channel.statistics().put_wait_seconds)
-    await cancelled(tasks[1])
+    tasks[1].cancel()
+    await asyncio.wait([tasks[1]])
     seen.append(channel.statistics().put_wait_seconds)
     assert await channel.get() == 0
     await tasks[0]

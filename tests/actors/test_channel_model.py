@@ -9,16 +9,9 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock import ChannelClosed
 from penstock.actors.channel import Channel, PriorityFifo
@@ -309,8 +302,7 @@ def test_a_channel_behaves_like_a_list_with_a_door(loop: str) -> None:
 
     # With fewer examples, the test missed some faults that were put in on purpose.
     usual = settings.default
-    assert usual is not None
-    run_state_machine_as_test(OnLoop, settings=settings(usual, max_examples=2 * usual.max_examples))
+    stateful.run_state_machine_as_test(OnLoop, settings=settings(usual, max_examples=2 * usual.max_examples))
 
 
 class Entry:

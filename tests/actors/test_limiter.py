@@ -4,16 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
-from hypothesis import settings
+from hypothesis import stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.actors.channel import Channel
 from penstock.actors.frame import Frame, Layout, Listener
@@ -240,6 +233,4 @@ def test_places_pass_from_frame_to_frame_in_turn(loop: str) -> None:
     class OnLoop(PlacesMachine):
         new_loop = staticmethod(LOOPS[loop])
 
-    usual = settings.default
-    assert usual is not None
-    run_state_machine_as_test(OnLoop, settings=settings(usual, max_examples=2 * usual.max_examples))
+    stateful.run_state_machine_as_test(OnLoop)

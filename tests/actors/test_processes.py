@@ -23,6 +23,7 @@ from penstock.actors import process_messages
 from penstock.actors.process_messages import process_target
 from penstock.actors.processes import ProcessPool
 from tests.actors import process_jobs as jobs
+from tests.kit import outcomes
 
 STATM = Path("/proc/self/statm")
 
@@ -126,21 +127,23 @@ async def test_a_large_message_does_not_block_the_loop(pool: ProcessPool) -> Non
 
 async def test_a_large_result_does_not_hold_the_loop_while_it_comes(pool: ProcessPool) -> None:
     size = 128 * 1024 * 1024
-    shares: list[float] = []
+    share = 1.0
     await call(pool, jobs.ones, 1)  # start the worker, and load NumPy in it
-    for _ in range(3):  # for the median: other programs may slow this machine
+    for _ in range(4):  # other programs may disturb some of them
         running = asyncio.create_task(call(pool, jobs.ones, size))
         began = last = time.perf_counter()
         longest = 0.0
         while not running.done():
             await asyncio.sleep(0.001)  # a spinning loop would slow down the transfer
             longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
-        shares.append(longest / (last - began))
+        share = min(share, longest / (last - began))
         array = await running
         array += 1  # its memory is its own
         assert (array.nbytes, array[0], array[-1]) == (size, 2, 2)
         del array, running
-    assert sorted(shares)[1] < 0.25
+        if share < 0.25:
+            return
+    pytest.fail(f"the loop was held for {share:.0%} of the time")
 
 
 async def test_a_result_that_does_not_fit_into_memory_is_an_error_of_its_call(pool: ProcessPool) -> None:
@@ -180,11 +183,11 @@ async def test_exceptions_keep_type_arguments_notes_and_traceback(pool: ProcessP
     assert "in raise_noted" in str(raised.value.__cause__)
     assert "_process_worker" not in str(raised.value.__cause__)
     with pytest.raises(jobs.RefusesAttributes) as refusing:
-        await call(pool, jobs.raise_with_refused_attributes)
+        await call(pool, jobs.raise_error, jobs.RefusesAttributes, "one", "two")
     assert refusing.value.args == ("one", "two")
-    assert "in raise_with_refused_attributes" in str(refusing.value.__cause__)
+    assert "in raise_error" in str(refusing.value.__cause__)
     with pytest.raises(SystemExit, match="7"):
-        await call(pool, jobs.raise_exit)
+        await call(pool, jobs.raise_error, SystemExit, 7)
     assert pool.statistics().workers == 1  # the worker lives
 
 
@@ -200,16 +203,14 @@ async def test_what_does_not_pickle_and_what_is_missing_is_named(pool: ProcessPo
         await call(pool, jobs.make_only_there)
     with pytest.raises(TypeError, match=r"an argument cannot be rebuilt.*not at home"):
         await call(pool, jobs.echo, jobs.OnlyThere(os.getpid()))
-    for job, name in (
-        (jobs.raise_two_arguments, "TwoArguments"),
-        (jobs.raise_with_lock, "HoldsALock"),
-        (jobs.raise_rebuilt_as_no_exception, "RebuiltAsNoException"),
-        (jobs.raise_frozen, "Frozen"),
-        (jobs.raise_rebuilt_only_there, "RebuiltOnlyThere"),
-    ):
-        with pytest.raises(TypeError, match=f"raised .*{name}, which does not survive pickling") as raised:
-            await call(pool, job)
-        assert f"in {job.__name__}" in str(raised.value.__cause__)
+    errors: list[tuple[Any, ...]] = [
+        (jobs.TwoArguments, "one", "two"), (jobs.HoldsALock,), (jobs.RebuiltAsNoException,), (jobs.Frozen, 1),
+        (jobs.RebuiltOnlyThere,),
+    ]  # fmt: skip
+    for kind, *args in errors:
+        with pytest.raises(TypeError, match=f"raised .*{kind.__name__}, which does not survive pickling") as raised:
+            await call(pool, jobs.raise_error, kind, *args)
+        assert "in raise_error" in str(raised.value.__cause__)
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         await pool.run("no_such_module:fn", (), {})
     with pytest.raises(AttributeError, match="no_such_function"):
@@ -260,14 +261,12 @@ async def test_cancelling_kills_the_worker_and_another_takes_its_place(pool: Pro
     while not pool.statistics().workers:
         await asyncio.sleep(0)
     starting.cancel()  # while the worker starts
-    with pytest.raises(asyncio.CancelledError):
-        await starting
+    assert await outcomes(starting) == [asyncio.CancelledError]
     blocked = asyncio.create_task(call(pool, jobs.block, door.path))
     worker = await door.running_pid()
     before = pool.statistics()
     blocked.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await blocked
+    assert await outcomes(blocked) == [asyncio.CancelledError]
     assert await call(pool, jobs.pid) != worker
     assert not exists(worker)
     after = pool.statistics()
@@ -400,7 +399,7 @@ async def test_a_call_gets_its_own_result_though_others_are_taken_back_while_the
     for number in range(20):  # lets the pool measure that calls are short
         await call(pool, jobs.add, number)
     rng = random.Random(0)
-    for _ in range(30 * (1 + effort // 8)):
+    for _ in range(15 * (1 + effort // 8)):
         tasks = [asyncio.create_task(call(pool, jobs.add, number)) for number in range(40)]
         for number in range(39, 30, -1):
             for _ in range(rng.choice((1, 10, 30))):
@@ -423,8 +422,7 @@ async def test_aclose_ends_the_idle_and_kills_the_busy(door: Door) -> None:
     assert not exists(busy)
     assert not exists(idle)
     assert (pool.statistics().killed, pool.statistics().died) == (1, 0)  # the idle worker has ended by itself
-    await asyncio.wait([blocked])
-    assert blocked.cancelled()
+    assert await outcomes(blocked) == [asyncio.CancelledError]
 
 
 async def test_aclose_cancels_what_is_queued(door: Door) -> None:
@@ -508,7 +506,6 @@ def test_a_function_that_no_worker_can_import_is_refused(tmp_path: Path) -> None
     python = sys.executable
     for command, message in (
         ([python, "-c", code], "interactive session or notebook"),
-        ([python, "-"], "interactive session or notebook"),
         ([python, "-m", "package"], "a package's __main__.py"),
     ):
         result = subprocess.run(

@@ -93,25 +93,13 @@ def slow(x: int) -> None:
     time.sleep(60)
 
 
-@ps.node(runs_on="process", capacity=2)
-def slow_with_capacity(x: int) -> None:
-    """Takes a minute."""
-    time.sleep(60)
-
-
-@ps.node(runs_on="process", max_bytes=1000)
-def slow_with_max_bytes(x: int) -> None:
-    """Takes a minute."""
-    time.sleep(60)
-
-
 _failed = set[int]()
 
 
 @ps.node(runs_on="process", retry=ps.Retry(attempts=2))
 def failing_once(x: int) -> int:
-    """Takes a tenth of a second, and fails at the first attempt of each number."""
-    time.sleep(0.1)
+    """Takes a twentieth of a second, and fails at the first attempt of each number."""
+    time.sleep(0.05)
     if x not in _failed:
         _failed.add(x)
         raise ValueError(x)

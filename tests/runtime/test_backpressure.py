@@ -79,21 +79,12 @@ async def uneven_from_the_start(x: int) -> int:
 @pytest.mark.parametrize("graph", [uneven, uneven_from_the_start])
 def test_two_full_inboxes_behind_a_fork_of_which_one_drains_first(graph, effort: int) -> None:
     async def main() -> None:
-        async with engine.stream(graph(x) for x in range(20)) as stream:
-            assert [x async for x in stream] == [2 * x for x in range(20)]
+        assert [x async for x in engine.stream(graph(x) for x in range(20))] == [2 * x for x in range(20)]
         async with engine.deploy(graph) as service:
             calls = [asyncio.create_task(service(x)) for x in range(20)]
             assert [await call for call in calls] == [2 * x for x in range(20)]
 
     testing.interleavings(main, count=20 * effort)
-
-
-def test_the_options_of_a_run_that_have_no_effect_are_refused() -> None:
-    async def main() -> None:
-        with pytest.raises(ps.OptionsError, match="max_in_flight"):
-            await engine.run(fork(1), max_in_flight=1)
-
-    asyncio.run(main())
 
 
 class Page:
@@ -121,8 +112,7 @@ async def sized(x: int) -> int:
 
 
 async def test_an_argument_that_cannot_be_built_fails_its_item_only_though_its_size_is_asked_for() -> None:
-    async with engine.stream(sized(x) for x in range(20)) as stream:
-        outcomes = [outcome async for outcome in stream.outcomes()]
+    outcomes = [outcome async for outcome in engine.stream(sized(x) for x in range(20)).outcomes()]
     assert [outcome.value for outcome in outcomes if outcome.index != 5] == [1] * 19
     assert isinstance(outcomes[5].error, AttributeError)
     assert outcomes[5].error.__notes__ == ["in node 'use' of graph 'sized', item 5, attempt 1"]
@@ -151,7 +141,6 @@ async def test_a_value_that_cannot_tell_its_size_fails_its_item_only() -> None:
 
     graph = make >> measure
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # logs of this error do not matter
-    async with engine.stream(graph(x) for x in range(5)) as stream:
-        outcomes = [outcome async for outcome in stream.outcomes()]
+    outcomes = [outcome async for outcome in engine.stream(graph(x) for x in range(5)).outcomes()]
     assert [outcome.value for outcome in outcomes] == [10, 10, None, 10, 10]
     assert isinstance(outcomes[2].error, ValueError)

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from tests.kit import paused, plain
+from tests.kit import numbers, paused, plain
 
 WIDTH, ROUNDS = 32, 12
 sizes: list[int] = []
@@ -29,30 +29,20 @@ def in_a_thread(numbers: list[int]) -> list[int]:
     return numbers
 
 
-async def numbers() -> AsyncIterator[int]:
-    for number in range(WIDTH * ROUNDS):
-        yield number
-
-
 async def through_a_map(call: Any) -> None:
     @ps.graph
     async def graph(values: AsyncIterator[int]) -> AsyncIterator[int]:
         return ps.map_each(call, values)
 
-    async with engine.stream(graph(numbers())) as results:
-        assert [result async for result in results] == list(range(WIDTH * ROUNDS))
+    results = engine.stream(graph(numbers.fn(WIDTH * ROUNDS)))
+    assert [result async for result in results] == list(range(WIDTH * ROUNDS))
 
 
 async def through_a_map_behind_others(call: Any) -> None:
     async def body(number: int) -> int:
         return await call(await paused(plain(number)))
 
-    @ps.graph
-    async def graph(values: AsyncIterator[int]) -> AsyncIterator[int]:
-        return ps.map_each(body, values)
-
-    async with engine.stream(graph(numbers())) as results:
-        assert [result async for result in results] == list(range(WIDTH * ROUNDS))
+    await through_a_map(body)
 
 
 async def through_a_map_of_a_list(call: Any) -> None:
@@ -70,7 +60,6 @@ async def through_a_stream_of_calls(call: Any) -> None:
 
 
 async def through_a_deployment(call: Any) -> None:
-
     async def client(service: Any) -> None:
         for number in range(ROUNDS):
             assert await service(number) == number

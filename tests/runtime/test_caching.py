@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gate, slow_to_leave, virtual
+from tests.kit import Gate, Renamed, begun, model, numbers, outcomes, slow_to_leave, virtual
 
 KEPT = ps.Cache(max_bytes=1_000_000)
 
@@ -130,19 +130,6 @@ async def test_keys_and_results_of_no_bytes_count() -> None:
         found = cache_of(service)
         assert 60 < 400 - found.evicted < 80
         assert 90_000 < found.bytes_held <= 100_000
-
-
-class Renamed:
-    """A key whose hash changes with its name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Renamed) and other.name == self.name
 
 
 async def test_a_key_whose_hash_changes_ends_and_goes_as_others_do() -> None:
@@ -300,8 +287,7 @@ async def test_the_first_caller_that_still_waits_gets_the_exception_itself(polic
         policy = {"failover": ps.node(name="backup")(fails)}
     ask = ps.graph(ps.node(cache=KEPT, **policy)(fails))
     async with engine.deploy(ask) as service:
-        waiting = [asyncio.create_task(service(value)) for value in "aaaa"]
-        await testing.wait_quiescent()
+        waiting = await begun(*map(service, "aaaa"))
         waiting[0].cancel()
         await testing.wait_quiescent()
         gate.open()
@@ -347,19 +333,18 @@ async def test_results_of_fallback_and_failover_are_not_kept() -> None:
             assert await e.run(ask("a")) == "primary"
 
 
-@pytest.mark.parametrize("in_one_scope", [True, False])
-async def test_a_leader_that_is_cancelled_does_not_cancel_the_others(in_one_scope: bool) -> None:
+@pytest.mark.parametrize("how", ["cancelled in a deployment", "cancelled in an engine", "expired"])
+@virtual
+async def test_a_leader_that_leaves_does_not_end_the_computation_for_the_others(how: str) -> None:
     gate = Gate()
     ask = gate.graph(cache=KEPT)
     async with engine.Engine() as e, e.deploy(ask) as service:
-        runner: Any = service if in_one_scope else e
-        leader = asyncio.create_task(runner.run(ask("a")))
-        await gate.has()
-        others = [asyncio.create_task(runner.run(ask("a"))) for _ in range(3)]
-        await testing.wait_quiescent()
-        leader.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await leader
+        runner: Any = e if how == "cancelled in an engine" else service
+        [leader] = await begun(runner.run(ask("a"), timeout_seconds=1 if how == "expired" else None))
+        others = await begun(*(runner.run(ask("a")) for _ in range(3)))
+        if how != "expired":
+            leader.cancel()
+        assert await outcomes(leader) == [ps.DeadlineExceeded if how == "expired" else asyncio.CancelledError]
         gate.open()
         assert await asyncio.gather(*others) == ["a"] * 3
     assert (gate.came, gate.cancelled) == (["a"], [])
@@ -369,26 +354,11 @@ async def test_a_leader_that_is_cancelled_does_not_cancel_the_others(in_one_scop
 async def test_the_computation_is_cancelled_and_has_unwound_when_the_last_waiter_has_left() -> None:
     ask = ps.graph(slow_to_leave.with_policy(cache=KEPT))
     async with engine.Engine() as e:
-        waiters = [asyncio.create_task(e.run(ask(1))) for _ in range(3)]
-        await testing.wait_quiescent()
+        waiters = await begun(*(e.run(ask(1)) for _ in range(3)))
         for waiter in waiters:
             waiter.cancel()
         await asyncio.wait(waiters)
         assert asyncio.get_running_loop().time() == 1
-
-
-@virtual
-async def test_the_deadline_of_a_caller_is_not_that_of_the_computation() -> None:
-    gate = Gate()
-    ask = gate.graph(cache=KEPT)
-    async with engine.Engine() as e, e.deploy(ask) as service:
-        hasty = asyncio.create_task(service.run(ask("a"), timeout_seconds=0.01))
-        await gate.has()
-        patient = asyncio.create_task(service.run(ask("a")))
-        with pytest.raises(ps.DeadlineExceeded):
-            await hasty
-        gate.open()
-        assert await patient == "a"
 
 
 async def test_it_runs_without_the_context_of_its_callers() -> None:
@@ -410,8 +380,7 @@ async def test_a_deployment_that_ends_leaves_the_computation_to_the_others() -> 
         async with e.deploy(ask) as service:
             leader = asyncio.create_task(service.run(ask("a")))
             await gate.has()
-            other = asyncio.create_task(e.run(ask("a")))
-            await testing.wait_quiescent()
+            [other] = await begun(e.run(ask("a")))
             leader.cancel()
             await asyncio.wait([leader])
         assert gate.cancelled == ["a"]
@@ -451,23 +420,16 @@ async def test_a_wait_for_the_own_place_is_refused_through_a_computation() -> No
 
 
 async def test_a_call_that_joins_a_computation_that_waits_for_its_place_is_refused() -> None:
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    gate = Gate()
 
     @ps.node(concurrency=1, cache=KEPT)
     async def down(count: int) -> int:
-        if not count:
-            return 0
-        begun.set()
-        await go_on.wait()
-        return 1 + await e.run(ask(count - 1))
+        return 1 + await e.run(ask(await gate.wait(count) - 1)) if count else 0
 
     ask = ps.graph(down)
     async with engine.Engine() as e:
-        outer = asyncio.create_task(e.run(ask(1)))
-        await begun.wait()
-        inner = asyncio.create_task(e.run(ask(0)))  # this run waits for the place
-        await testing.wait_quiescent()
-        go_on.set()
+        outer, inner = await begun(e.run(ask(1)), e.run(ask(0)))  # the second run waits for the place
+        gate.open()
         with pytest.raises(ps.ReentrantCallError, match="the only place is held by handlers that wait"):
             await asyncio.wait_for(outer, 10)
         await asyncio.gather(inner, return_exceptions=True)
@@ -501,8 +463,7 @@ async def test_an_abort_ends_computations_that_wait_for_each_other_unseen() -> N
 
     ask = ps.graph(mutual)
     async with engine.Engine() as e, e.deploy(ask) as service:
-        calls = [asyncio.create_task(service.run(ask(value))) for value in (1, 2)]
-        await testing.wait_quiescent()
+        calls = await begun(*(service.run(ask(value)) for value in (1, 2)))
         assert waits == 2
         await asyncio.wait_for(service.abort(), 10)
         await asyncio.gather(*calls, return_exceptions=True)
@@ -525,8 +486,7 @@ async def test_hits_need_no_place_of_the_node() -> None:
         gate.open()
         await service("fast")
         gate.close()
-        waits = asyncio.create_task(service("slow"))
-        await testing.wait_quiescent()
+        [waits] = await begun(service("slow"))
         assert await service("fast") == "fast"
         gate.open()
         await waits
@@ -570,38 +530,20 @@ def test_it_is_drawn_with_what_it_computes() -> None:
 # Refused options and keys.
 
 
-def test_effects_state_and_streams_are_not_kept() -> None:
+async def test_effects_state_and_streams_are_not_kept() -> None:
     with pytest.raises(ps.OptionsError, match="cache=, effectful=True"):
         ps.node(effectful=True, cache=KEPT)(asyncio.sleep)
-    with pytest.raises(TypeError, match="stateful node 'Stateful' cannot have cache="):
-
-        @ps.node(cache=KEPT)
-        class Stateful:
-            async def __call__(self, value: int) -> int:
-                return value
-
+    with pytest.raises(TypeError, match="stateful node 'Model' cannot have cache="):
+        model(cache=KEPT)
     with pytest.raises(TypeError, match="async generator, to which cache= does not apply"):
-
-        @ps.node(cache=KEPT)
-        async def stream(value: int) -> AsyncIterator[int]:
-            yield value
-
-
-async def test_a_node_that_reads_a_stream_keeps_nothing() -> None:
-    @ps.node
-    async def numbers() -> AsyncIterator[int]:
-        yield 1
+        ps.node(cache=KEPT)(numbers.fn)
 
     @ps.node(cache=KEPT)
     async def add(values: AsyncIterator[int]) -> int:
         return sum([value async for value in values])
 
-    @ps.graph
-    async def total() -> int:
-        return await add(numbers())
-
     with pytest.raises(ps.PlanError, match="has cache= and reads a stream"):
-        await engine.run(total())
+        await engine.run((numbers >> add)(1))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,6 @@ storm = Storm()
 def checked() -> Iterator[None]:
     """Complain if a handler begins with a cancel that was meant for another handler, or changes its task."""
     task = asyncio.current_task()
-    assert task is not None
     if task.cancelling():
         storm.complaints["began with a cancel"] += 1
     try:
@@ -173,13 +172,12 @@ async def test_a_storm_of_failures_that_cancel_what_else_runs_for_their_item(eff
     storm.begin(3)
 
     def calls():
-        while storm.cancels < cancels(effort):
+        while storm.cancels < cancels(effort) / 8:  # few items are cancelled: most have nothing left to do
             yield stormy(1)
         for _ in range(20):
             yield stormy(CALM)
 
-    async with engine.stream(calls(), max_in_flight=32, on_error="raise") as results:
-        outcomes = [outcome async for outcome in results.outcomes()]
+    outcomes = [outcome async for outcome in engine.stream(calls(), max_in_flight=32, on_error="raise").outcomes()]
     assert all(outcome.value == 8 * CALM for outcome in outcomes[-20:])
     assert all(isinstance(o.error, LookupError) for o in outcomes if o.error is not None)
     assert all(o.value in (8, 8 * CALM) for o in outcomes if o.error is None)
@@ -189,7 +187,7 @@ async def test_a_storm_of_failures_that_cancel_what_else_runs_for_their_item(eff
 def test_a_storm_in_every_order(effort: int) -> None:
     async def main() -> None:
         storm.begin(asyncio.get_running_loop().seed)  # type: ignore[attr-defined]
-        await cancel_callers(lambda x: engine.run(stormy(x)), 50)
+        await cancel_callers(lambda x: engine.run(stormy(x)), 20)
         await check_calm()
 
-    testing.interleavings(main, count=5 * effort)
+    testing.interleavings(main, count=3 * effort)

@@ -1,4 +1,4 @@
-"""Context variables: a handler sees its caller's values; values that it sets reach neither caller nor other calls."""
+"""Context variables and `current()`: a handler sees its caller and its own place; what it sets reaches nobody else."""
 
 import asyncio
 import contextvars
@@ -8,6 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
+from tests.kit import outcomes
 
 var: contextvars.ContextVar[str] = contextvars.ContextVar("var", default="unset")
 
@@ -28,20 +29,13 @@ def read_and_set_in_thread(x: int) -> str:
     return seen
 
 
-@ps.node(timeout_seconds=60)
-async def with_policy(x: int) -> str:
-    seen = var.get()
-    var.set(f"set by {x} with a policy")
-    return seen
-
-
 reading = ps.graph(read_and_set)
 
 
 reading_in_thread = ps.graph(read_and_set_in_thread)
 
 
-reading_with_policy = ps.graph(with_policy)
+reading_with_policy = ps.graph(read_and_set.with_policy(timeout_seconds=60))
 
 
 @ps.graph
@@ -82,15 +76,13 @@ async def test_every_call_of_a_deployment_has_a_context_of_its_own(graph) -> Non
 @pytest.mark.parametrize("graph", GRAPHS)
 async def test_a_stream_runs_in_the_context_of_its_caller_and_leaves_nothing_there(graph) -> None:
     var.set("caller")
-    async with engine.stream([graph(1)]) as results:
-        assert [seen async for seen in results] == ["caller"]
+    assert [seen async for seen in engine.stream([graph(1)])] == ["caller"]
     assert var.get() == "caller"
     async with engine.stream(graph(x) for x in range(20)) as results:
         async for _ in results:
             assert var.get() == "caller"
     # Whether later items of a stream see values of earlier items is unspecified, but no other stream sees them.
-    async with engine.stream([graph(2)]) as results:
-        assert [seen async for seen in results] == ["caller"]
+    assert [seen async for seen in engine.stream([graph(2)])] == ["caller"]
 
 
 async def test_an_async_source_runs_in_the_context_of_its_caller() -> None:
@@ -100,8 +92,7 @@ async def test_an_async_source_runs_in_the_context_of_its_caller() -> None:
         yield reading(len(var.get()))
         var.set("source")
 
-    async with engine.stream(source()) as results:
-        assert [seen async for seen in results] == ["caller"]
+    assert [seen async for seen in engine.stream(source())] == ["caller"]
     assert var.get() == "caller"
 
 
@@ -129,14 +120,42 @@ async def test_current_tells_where_a_handler_is() -> None:
         y = second_link(inline(await asynchronous(x)))
         return await ps.map_each(body, [await inner(y), y])
 
-    async with engine.stream((outer(x) for x in range(3)), max_in_flight=1) as results:
-        assert [r async for r in results] == [[0, 0], [1, 1], [2, 2]]
+    assert [r async for r in engine.stream((outer(x) for x in range(3)), max_in_flight=1)] == [[0, 0], [1, 1], [2, 2]]
     note(0)
     assert found.pop("") == ("", "", 0, 1)  # outside of a handler
     assert found.pop("body")[1:] == ("body", 1, 1)  # in a body, the item is the place in the list
     assert found == {  # a graph in a graph is inlined
         node: ("outer", node, 2, 2 if node == "eager" else 1) for node in ("eager", "inline", "second link", "threaded")
     }
+
+
+@pytest.mark.parametrize("way", ["run", "stream", "deploy"])
+async def test_an_error_of_the_very_first_item_or_a_later_one_names_the_link_that_failed(way: str) -> None:
+    """An actor times its first item, which takes another code path than later items."""
+    seen: list[str] = []
+
+    def note(x: int) -> int:
+        seen.append(ps.current().node)
+        if seen[-1] == "third" and x % 2 == 0:
+            raise LookupError(x)
+        return x
+
+    first, second, third = (ps.node(name=name)(note) for name in ("first", "second", "third"))
+    chain = first >> second >> third
+    numbers = [0, 1, 3, 2, 5, 4]
+    if way == "stream":
+        outcomes = [outcome async for outcome in engine.stream(map(chain, numbers)).outcomes()]
+        found = [outcome.error or outcome.value for outcome in outcomes]
+    else:
+        async with engine.deploy(chain) as service:
+            ask = service if way == "deploy" else lambda number: engine.run(chain(number))
+            found = [(await asyncio.gather(ask(number), return_exceptions=True))[0] for number in numbers]
+    assert [one for one in found if not isinstance(one, LookupError)] == [1, 3, 5]
+    items = [0, 0, 0] if way == "run" else [0, 3, 5]
+    assert [one.__notes__ for one in found if isinstance(one, LookupError)] == [
+        [f"in node 'third' of graph {chain.name!r}, item {item}, attempt 1"] for item in items
+    ]
+    assert seen[:3] == seen[-3:] == ["first", "second", "third"]
 
 
 async def test_current_knows_the_time_that_is_left() -> None:
@@ -177,6 +196,5 @@ async def test_a_thread_can_ask_whether_anybody_still_waits() -> None:
     run = asyncio.create_task(engine.run(ps.graph(spin)(1)))
     await begun.wait()
     run.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await run
+    assert await outcomes(run) == [asyncio.CancelledError]
     await stopped.wait()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -77,30 +77,19 @@ async def test_a_task_of_a_stateful_node_cannot_wait_for_its_own_deployment(way:
     asked = asyncio.Event()
     refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    @ps.node
-    class Watched:
-        async def __aenter__(self) -> Self:
-            self.tasks = await asyncio.TaskGroup().__aenter__()
-            self.tasks.create_task(self.watch())
-            return self
+    tasks: list[asyncio.Task[None]] = []
 
-        async def __aexit__(self, *exc_info: Any) -> None:
-            await self.tasks.__aexit__(*exc_info)
+    async def watch() -> None:
+        await asked.wait()
+        try:
+            await WAYS[way](service, graph)
+        except ps.ReentrantCallError as error:
+            refused.set_result(str(error))
 
-        async def watch(self) -> None:
-            await asked.wait()
-            try:
-                await WAYS[way](service, graph)
-            except ps.ReentrantCallError as error:
-                refused.set_result(str(error))
+    async def enter() -> None:
+        tasks.append(asyncio.create_task(watch()))
 
-        async def __call__(self, x: int) -> int:
-            return x
-
-    node = Watched()
-
-    graph = ps.graph(node)
-
+    graph = ps.graph(model(enter=enter, leave=lambda: tasks[0]))
     async with engine.deploy(graph) as service:
         asked.set()
         assert "by a task that one of its own stateful nodes has started" in await refused

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -9,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import numbers, paused
+from tests.kit import begun, numbers, outcomes, paused
 
 MODES = ["run", "stream", "deploy"]
 
@@ -96,14 +97,8 @@ async def inner_anyio_group(x: int) -> str:
 
 @ps.graph
 async def everything(x: int) -> list[str]:
-    return [
-        await inner_timeout(x),
-        await inner_group(x),
-        await inner_failing_group(x),
-        await inner_move_on(x),
-        await inner_fail_after(x),
-        await inner_anyio_group(x),
-    ]
+    nodes = (inner_timeout, inner_group, inner_failing_group, inner_move_on, inner_fail_after, inner_anyio_group)
+    return [await node(x) for node in nodes]
 
 
 @ps.node
@@ -122,7 +117,6 @@ async def cancels_its_task(x: int) -> int:
 def cancel_current_task(x: int) -> None:
     """Cancel the current task for each odd number."""
     task = asyncio.current_task()
-    assert task is not None
     if x % 2:
         task.cancel()
 
@@ -158,12 +152,10 @@ async def test_a_handler_that_cancels_its_own_item_sees_it_at_its_next_suspensio
 
     async with engine.deploy(line, harmless) as service:
         box[1] = asyncio.create_task(service(1))
-        with pytest.raises(asyncio.CancelledError):
-            await box[1]
+        assert await outcomes(box[1]) == [asyncio.CancelledError]
         assert await service.run(harmless(2)) == 2
     box[3] = asyncio.create_task(engine.run(line(3)))
-    with pytest.raises(asyncio.CancelledError):
-        await box[3]
+    assert await outcomes(box[3]) == [asyncio.CancelledError]
     assert seen.count("cancelled") == 2
     assert await engine.run(harmless(4)) == 4
 
@@ -195,8 +187,7 @@ async def test_a_handler_that_cancels_its_item_and_ends_without_waiting_harms_no
 
 async def test_a_handler_that_cancels_its_own_task_fails_its_item_only() -> None:
     line = ps.graph(cancels_its_task_and_waits)
-    async with engine.stream((line(x) for x in range(10)), max_in_flight=3) as results:
-        outcomes = [outcome async for outcome in results.outcomes()]
+    outcomes = [outcome async for outcome in engine.stream((line(x) for x in range(10)), max_in_flight=3).outcomes()]
     assert [outcome.value for outcome in outcomes] == [0, None, 2, None, 4, None, 6, None, 8, None]
     assert all(isinstance(outcome.error, ps.NodeCancelledError) for outcome in outcomes[1::2])
     with pytest.raises(ps.NodeCancelledError) as raised:
@@ -206,19 +197,16 @@ async def test_a_handler_that_cancels_its_own_task_fails_its_item_only() -> None
 
 @pytest.mark.parametrize("size", [1, 2])
 async def test_a_task_that_was_cancelled_from_outside_ends_as_cancelled(size: int) -> None:
-    tasks: list[asyncio.Task[object]] = []
+    tasks: list[Any] = []
 
     @ps.node
     async def wait(x: int) -> int:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.append(task)
+        tasks.append(asyncio.current_task())
         await asyncio.Event().wait()
         return x
 
     async with engine.deploy(ps.graph(wait) if size == 1 else wait >> wait) as service:
-        call = asyncio.ensure_future(service(1))
-        await testing.wait_quiescent()
+        [call] = await begun(service(1))
         tasks[0].cancel()
         with pytest.raises(ps.NodeCancelledError):
             await call
@@ -236,26 +224,10 @@ async def test_a_handler_that_cancels_its_own_task_and_never_waits_harms_no_othe
 
     line = wait >> cancels_its_task if is_last else cancels_its_task >> wait
     # More items than the first calls, during which a node is watched: later, a worker calls a line of nodes in a row.
-    async with engine.stream((line(x) for x in range(40)), max_in_flight=3) as results:
-        outcomes = [outcome async for outcome in results.outcomes()]
+    outcomes = [outcome async for outcome in engine.stream((line(x) for x in range(40)), max_in_flight=3).outcomes()]
     assert [outcome.value for outcome in outcomes[::2]] == [*range(0, 40, 2)]
     # The handler's own item may have left the node already when the cancel arrives.
     assert all(o.value == o.index or isinstance(o.error, ps.NodeCancelledError) for o in outcomes)
-
-
-@ps.graph
-async def by_cond(x: int) -> object:
-    return await ps.cond(is_true(x), cancels_its_task_and_waits, cancels_its_task_and_waits, x)
-
-
-@ps.graph
-async def by_map_each(x: int) -> object:
-    return await ps.map_each(cancels_its_task_and_waits, [x, x, x])
-
-
-@ps.graph
-async def by_while_loop(x: int) -> object:
-    return await ps.while_loop(is_true, cancels_its_task_and_waits, x)
 
 
 @ps.node
@@ -263,12 +235,22 @@ def is_true(x: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("graph", [by_cond, by_map_each, by_while_loop])
-async def test_a_body_of_control_flow_that_cancels_its_own_task_fails_its_item_only(graph: ps.Graph) -> None:
+CONTROL: dict[str, Any] = {
+    "cond": lambda x: ps.cond(is_true(x), cancels_its_task_and_waits, cancels_its_task_and_waits, x),
+    "map_each": lambda x: ps.map_each(cancels_its_task_and_waits, [x, x, x]),
+    "while_loop": lambda x: ps.while_loop(is_true, cancels_its_task_and_waits, x),
+}
+
+
+@pytest.mark.parametrize("control", CONTROL)
+async def test_a_body_of_control_flow_that_cancels_its_own_task_fails_its_item_only(control: str) -> None:
+    @ps.graph
+    async def graph(x: int) -> object:
+        return await CONTROL[control](x)
+
     with pytest.raises(ps.NodeCancelledError):
         await engine.run(graph(1))
-    async with engine.stream((graph(1) for _ in range(3)), on_error="skip") as results:
-        assert [r async for r in results] == []
+    assert [r async for r in engine.stream((graph(1) for _ in range(3)), on_error="skip")] == []
 
 
 async def test_a_handler_that_undoes_its_cancel_leaves_its_worker_as_it_was() -> None:
@@ -286,9 +268,7 @@ async def test_a_handler_that_undoes_its_cancel_leaves_its_worker_as_it_was() ->
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
             cancelled.append(x)
-            task = asyncio.current_task()
-            assert task is not None
-            task.uncancel()
+            asyncio.current_task().uncancel()  # type: ignore[union-attr]
         return x
 
     @ps.node
@@ -299,32 +279,12 @@ async def test_a_handler_that_undoes_its_cancel_leaves_its_worker_as_it_was() ->
     async def fork(x: int) -> int:
         return await both(await swallow(x), await fail(x))
 
-    async with engine.stream((fork(x) for x in range(20)), max_in_flight=1, on_error="skip") as results:
-        assert [r async for r in results] == []
+    assert [r async for r in engine.stream((fork(x) for x in range(20)), max_in_flight=1, on_error="skip")] == []
     assert cancelled == list(range(20))
 
 
 async def test_workers_cancelled_by_somebody_else_are_replaced() -> None:
     """Some programs shut down with `for task in asyncio.all_tasks(): task.cancel()`."""
-
-    @ps.node
-    async def wait(x: int) -> int:
-        await asyncio.sleep(3600)
-        return x
-
-    waiting = paused >> wait
-
-    for turns in range(6):
-        run = asyncio.create_task(engine.run(waiting(1)))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await run
-        await testing.wait_quiescent()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
     async with engine.deploy(ps.graph(paused)) as service:
         await service(1)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -348,8 +308,14 @@ async def folded(x: int) -> object:
     return await ps.fold(ps.node(lambda total, number: total + number), ps.map_each(paused, numbers(x)), 0)
 
 
-@pytest.mark.parametrize("graph", [mapped, folded, ps.graph(cached)])
-async def test_workers_of_bodies_that_were_cancelled_before_they_began_are_not_waited_for(graph: ps.Graph) -> None:
+@ps.node
+async def never_ends(x: int) -> int:
+    await asyncio.sleep(3600)
+    return x
+
+
+@pytest.mark.parametrize("graph", [paused >> never_ends, mapped, folded, ps.graph(cached)])
+async def test_workers_that_were_cancelled_before_they_began_are_not_waited_for(graph: ps.Graph) -> None:
     for turns in range(12):
         async with engine.Engine() as own:
             run = asyncio.create_task(own.run(graph(5)))
@@ -417,22 +383,16 @@ async def test_branches_that_wait_have_all_begun_within_a_few_turns_of_the_loop(
 @pytest.mark.parametrize("mode", ["run", "deploy"])
 async def test_tasks_end_when_the_branches_that_are_left_need_none(mode: str) -> None:
     may_return = [asyncio.Event() for _ in range(2)]
-    begun = 0
-    working: set[asyncio.Task[object]] = set()
+    working: list[Any] = []
 
     @ps.node
     async def wait(x: int) -> int:
-        nonlocal begun
-        begun += 1
-        task = asyncio.current_task()
-        assert task is not None
-        working.add(task)
-        await may_return[begun == 32].wait()
+        working.append(asyncio.current_task())
+        await may_return[len(working) == 32].wait()
         return x
 
-    call = asyncio.ensure_future(through(mode, fan_out(wait)(1)))
-    await testing.wait_quiescent()
-    assert (begun, len(working)) == (32, 32)
+    [call] = await begun(through(mode, fan_out(wait)(1)))
+    assert len({*working}) == len(working) == 32
     may_return[0].set()
     await testing.wait_quiescent()
     assert sum(not task.done() for task in working) == 1

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock import data, engine, extension, testing
-from tests.kit import Gate, model, plain, same, virtual
+from penstock import data, engine, extension
+from tests.kit import Gate, begun, cancelled_at_every_step, model, numbers, outcomes, plain, same, virtual
 from tests.saving.agents import MemoryStore
 from tests.tracing import Tracing, id_of, parent_of
 
@@ -212,8 +212,7 @@ async def test_what_a_handler_in_a_line_leaves_is_ended_though_it_has_called_not
 
     passes = ps.node(lingering.passes)
     graph: Any = handled(handler) >> passes >> passes >> passes
-    async with engine.stream((passes >> graph if is_inside else graph)(x) for x in range(10)) as results:
-        *_, task = [value async for value in results]
+    *_, task = [value async for value in engine.stream((passes >> graph if is_inside else graph)(x) for x in range(10))]
     assert task.cancelled()
     assert "unwound" in lingering.events
 
@@ -276,34 +275,23 @@ async def test_the_end_of_the_item_ends_what_the_handler_has_called() -> None:
     assert events == ["unwound"] * 4
     assert await engine.run(handled(has_patience)(0)) == "gave up"
     del events[4:]
-    caller = asyncio.create_task(engine.run(handled(handler)(0)))
-    await testing.wait_quiescent()
+    [caller] = await begun(engine.run(handled(handler)(0)))
     caller.cancel()
-    await asyncio.wait([caller])
-    assert caller.cancelled()
+    assert await outcomes(caller) == [asyncio.CancelledError]
     assert events == ["unwound"] * 6
 
 
 async def test_a_stateful_node_that_starts_is_given_up_with_the_handler() -> None:
-    ended: list[str] = []
-    starts = asyncio.Event()
-
-    async def enter() -> None:
-        starts.set()
-        try:
-            await asyncio.sleep(1000)
-        finally:
-            ended.append("given up")
-
-    slow = model(enter=enter)
+    lingering = Lingering()
+    slow = model(enter=lambda: lingering.linger(1))
 
     async def handler(x: int) -> str:
         tasks = [asyncio.create_task(ps.call(slow, 1)) for _ in range(2)]
-        await starts.wait()
+        await lingering.has_begun.wait()
         return str(len(tasks))
 
     assert await engine.run(handled(handler)(0)) == "2"
-    assert ended == ["given up"]
+    assert lingering.events == ["unwound"]
 
 
 async def test_nothing_begins_for_an_item_that_has_ended_while_a_stateful_node_started() -> None:
@@ -322,8 +310,7 @@ async def test_nothing_begins_for_an_item_that_has_ended_while_a_stateful_node_s
             await asyncio.shield(task)
         finally:
             gate.open()
-            await asyncio.wait([task])
-            assert task.cancelled()
+            assert await outcomes(task) == [asyncio.CancelledError]
 
     @ps.node
     async def fails_meanwhile(x: int) -> None:
@@ -476,30 +463,17 @@ async def test_events_spans_and_statistics_are_those_of_steps(tracing: Tracing) 
 
 
 async def test_it_is_refused_where_nothing_could_wait_for_it(tmp_path: Path) -> None:
-    @ps.node
-    async def values(x: int) -> AsyncIterator[int]:
-        yield x
-
     @ps.graph
     async def looping(x: int) -> int:
         return await ps.while_loop(ps.node(lambda x: x > 0), double, x, durable=ps.Durable(tmp_path / "loops.db"))
 
-    @ps.node
-    class Starting:
-        async def __aenter__(self) -> "Starting":
-            await ps.call(double, 1)
-            return self
-
-        async def __aexit__(self, *error: object) -> None: ...
-
-        async def __call__(self, x: int) -> int:
-            return x
+    starting = model(enter=lambda: ps.call(double, 1))
 
     async def in_thread(x: int) -> Any:
         return await asyncio.to_thread(lambda: asyncio.run(ps.call(double, x)))
 
     async def starts(x: int) -> Any:
-        return await ps.call(Starting(), 1)
+        return await ps.call(starting, 1)
 
     async def batch(items: list[int]) -> list[Any]:
         return [await ps.call(double, item) for item in items]
@@ -513,8 +487,8 @@ async def test_it_is_refused_where_nothing_could_wait_for_it(tmp_path: Path) -> 
         (in_thread, {}, "in a thread or in a plain `def`"),
         (batch, {"batch": ps.Batch(4)}, "in a batch, which are for many items"),
         (starts, {}, "while a stateful node starts"),
-        (_calling(values), {}, "gives a stream of values"),
-        (_calling(ps.graph(values)), {}, "gives a stream of values"),
+        (_calling(numbers), {}, "gives a stream of values"),
+        (_calling(ps.graph(numbers)), {}, "gives a stream of values"),
         (_calling(looping), {}, "has a durable loop, which needs a key"),
     ]
     for handler, options, message in refused:
@@ -776,7 +750,5 @@ def test_promise_6_nothing_that_a_handler_has_called_is_left_after_a_cancel_at_e
         finally:
             assert not active
 
-    for outcome in testing.cancel_at_every_step(main):
-        assert not outcome.tasks_left
-        assert not outcome.loop_errors
+    for outcome in cancelled_at_every_step(main):
         assert outcome.cancelled or outcome.result == [101, 2, 1]

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -13,52 +13,30 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gate, Gauge, model, numbers, paused, virtual
-
-Limited = Callable[[int], tuple[Any, Gauge]]
+from tests.kit import Gate, Gauge, begun, model, numbers, paused, plain, virtual
 
 
-@pytest.fixture
-def limited() -> Limited:
-    """Makes a node that lets a number of items in at a time, and the gauge that counts them."""
+def limited(concurrency: int) -> tuple[Any, Gauge]:
+    """Returns a node that lets a number of items in at a time, and the gauge that counts them."""
+    gauge = Gauge()
 
-    def make(concurrency: int) -> tuple[Any, Gauge]:
-        gauge = Gauge()
+    @ps.node(concurrency=concurrency)
+    async def limited(x: int) -> int:
+        with gauge:
+            await asyncio.sleep(0)
+        return x
 
-        @ps.node(concurrency=concurrency)
-        async def limited(x: int) -> int:
-            with gauge:
-                await asyncio.sleep(0)
-            return x
-
-        return limited, gauge
-
-    return make
+    return limited, gauge
 
 
-async def test_a_limit_is_exact_over_a_thousand_concurrent_runs(limited: Limited) -> None:
+async def test_a_limit_is_exact_over_a_thousand_concurrent_runs() -> None:
     node, gauge = limited(8)
     one, other = ps.graph(node), node >> node
-    calls = [engine.run((one if x % 2 else other)(x)) for x in range(1000)]
-    assert await asyncio.gather(*calls) == list(range(1000))
+    assert await asyncio.gather(*[engine.run((one if x % 2 else other)(x)) for x in range(1000)]) == list(range(1000))
     assert (gauge.peak, gauge.total) == (8, 1500)
 
 
-async def test_copies_with_another_policy_share_the_limit(limited: Limited) -> None:
-    node, gauge = limited(2)
-    patient = node.with_policy(name="patient", timeout_seconds=60)
-    stubborn = node.with_policy(name="stubborn", retry=ps.Retry(attempts=2))
-
-    @ps.graph
-    async def all_three(x: int) -> list[int]:
-        return [await node(x), await patient(x), await stubborn(x)]
-
-    async with engine.stream(all_three(x) for x in range(20)) as results:
-        assert [r async for r in results] == [[x] * 3 for x in range(20)]
-    assert (gauge.peak, gauge.total) == (2, 60)
-
-
-async def test_a_limit_covers_runs_streams_deployments_and_bodies_of_one_engine(limited: Limited) -> None:
+async def test_a_limit_covers_runs_streams_deployments_and_bodies_of_one_engine() -> None:
     node, gauge = limited(3)
     single = ps.graph(node)
 
@@ -83,23 +61,19 @@ async def test_two_engines_have_limits_of_their_own() -> None:
     gate = Gate()
     single = gate.graph(concurrency=2)
     async with engine.Engine() as a, engine.Engine() as b:
-        runs = [asyncio.create_task(e.run(single(x))) for e in (a, b) for x in range(5)]
-        await testing.wait_quiescent()
+        runs = await begun(*(e.run(single(x)) for e in (a, b) for x in range(5)))
         assert gate.gauge.now == 4
         gate.open()
         await asyncio.gather(*runs)
     assert gate.gauge.peak == 4
 
 
-@ps.node(runs_on="thread")
-def plain_in_thread(x: int) -> int:
-    return x
+plain_in_thread = ps.node(runs_on="thread", name="plain_in_thread")(plain.fn)
 
 
 def taken(own: engine.Engine) -> int:
     """Returns how many jobs run or are queued in the threads of the engine."""
     pool = own.statistics().threads
-    assert pool is not None
     return pool.busy + pool.queued
 
 
@@ -167,8 +141,7 @@ async def test_what_waits_for_the_threads_of_one_run_leaves_the_node_to_others()
         return await ps.map_each(held, [x] * 50, concurrency=50)  # more items than an Engine has threads
 
     async with engine.Engine() as own:
-        runs = [asyncio.create_task(own.run(many(x), max_workers=2)) for x in range(3)]
-        await testing.wait_quiescent()
+        runs = await begun(*(own.run(many(x), max_workers=2) for x in range(3)))
         assert taken(own) == 6
         gate.open()
         await asyncio.gather(*runs)
@@ -176,11 +149,11 @@ async def test_what_waits_for_the_threads_of_one_run_leaves_the_node_to_others()
 
 async def test_a_thread_that_nobody_waits_for_counts_until_it_has_returned() -> None:
     gate = Gate()
-    begun: list[int] = []
+    ran: list[int] = []
 
     @ps.node(runs_on="thread")
     def quick(x: int) -> int:
-        begun.append(x)
+        ran.append(x)
         return x
 
     stuck, fast = ps.graph(ps.node(runs_on="thread")(gate.block)), ps.graph(quick)
@@ -188,9 +161,8 @@ async def test_a_thread_that_nobody_waits_for_counts_until_it_has_returned() -> 
         left = asyncio.create_task(service(0))
         await gate.has()
         left.cancel()
-        calls = [asyncio.create_task(service.run(fast(x))) for x in (1, 2)]
-        await testing.wait_quiescent()
-        assert (left.cancelled(), taken(own), begun) == (True, 1, [])
+        calls = await begun(*(service.run(fast(x)) for x in (1, 2)))
+        assert (left.cancelled(), taken(own), ran) == (True, 1, [])
         gate.open()
         assert await asyncio.gather(*calls) == [1, 2]
 
@@ -199,8 +171,7 @@ async def test_what_waits_for_a_thread_is_cancelled_and_leaves_none_behind() -> 
     gate = Gate()
     held = ps.graph(ps.node(runs_on="thread", concurrency=4)(gate.block))
     async with engine.Engine() as own, own.deploy(held, max_workers=1) as service:
-        calls = [asyncio.create_task(service(x)) for x in range(4)]
-        await testing.wait_quiescent()
+        calls = await begun(*map(service, range(4)))
         for call in calls[1:3]:
             call.cancel()
         await asyncio.gather(*calls[1:3], return_exceptions=True)
@@ -247,11 +218,9 @@ class Short:
 async def test_a_thread_begins_its_next_short_item_without_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     short = Short(monkeypatch)
     async with engine.Engine() as own, short.warm(own):
-        calls = [asyncio.create_task(own.run(short.graph(x))) for x in range(6)]
-        await testing.wait_quiescent()
+        calls = await begun(*(own.run(short.graph(x)) for x in range(6)))
         short.wait_for(2)
         pool = own.statistics().threads
-        assert pool is not None
         assert (pool.busy, pool.queued) == (2, 2)
         short.gate.open()
         short.wait_for(2)  # blocks the loop
@@ -263,8 +232,7 @@ async def test_a_thread_begins_its_next_short_item_without_the_event_loop(monkey
 async def test_what_is_ahead_of_its_thread_is_cancelled_and_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     short = Short(monkeypatch)
     async with engine.Engine() as own, short.warm(own):
-        calls = [asyncio.create_task(own.run(short.graph(x))) for x in range(5)]
-        await testing.wait_quiescent()
+        calls = await begun(*(own.run(short.graph(x)) for x in range(5)))
         short.wait_for(2)
         for call in calls[2:4]:
             call.cancel()
@@ -278,8 +246,7 @@ async def test_what_is_ahead_of_its_thread_is_cancelled_and_never_begins(monkeyp
 async def test_what_is_ahead_of_its_thread_spends_no_time_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     short = Short(monkeypatch)
     async with engine.Engine() as own, own.deploy(short.graph) as service, short.warm(own):
-        calls = [asyncio.create_task(service(x)) for x in range(4)]
-        await testing.wait_quiescent()
+        calls = await begun(*map(service, range(4)))
         (before,) = service.statistics().actors
         assert (before.in_flight, before.inbox.depth) == (2, 0)
         began = perf_counter()
@@ -288,8 +255,6 @@ async def test_what_is_ahead_of_its_thread_spends_no_time_of_its_node(monkeypatc
         assert await asyncio.gather(*calls) == list(range(4))
         held_seconds = perf_counter() - began
         (after,) = service.statistics().actors
-        assert before.busy_seconds is not None
-        assert after.busy_seconds is not None
         assert 0.55 < after.busy_seconds - before.busy_seconds < 3 * held_seconds  # of two items, not of four
 
 
@@ -302,8 +267,7 @@ async def test_items_that_take_long_or_may_not_be_ahead_wait_in_the_inbox(
     """A timeout counts from the begin of an item, and `max_bytes` bounds the items in the inbox."""
     short = Short(monkeypatch, short_seconds, **policy)
     async with engine.Engine() as own, own.deploy(short.graph) as service, short.warm(own):
-        calls = [asyncio.create_task(service(x)) for x in range(4)]
-        await testing.wait_quiescent()
+        calls = await begun(*map(service, range(4)))
         (actor,) = service.statistics().actors
         assert (actor.in_flight, actor.inbox.depth) == (2, 2)
         short.gate.open()
@@ -314,15 +278,13 @@ async def test_items_that_have_become_long_are_no_longer_ahead(monkeypatch: pyte
     short = Short(monkeypatch)
     async with engine.Engine() as own, own.deploy(short.graph) as service, short.warm(own):
         monkeypatch.setattr("penstock.actors.threads._SHORT_SECONDS", 0.0)
-        calls = [asyncio.create_task(service(x)) for x in range(6)]
-        await testing.wait_quiescent()
+        calls = await begun(*map(service, range(6)))
         (actor,) = service.statistics().actors
         assert (actor.in_flight, actor.inbox.depth) == (2, 2)
         short.gate.open()
         assert await asyncio.gather(*calls) == list(range(6))
         short.gate.close()
-        calls = [asyncio.create_task(service(x)) for x in range(6)]
-        await testing.wait_quiescent()
+        calls = await begun(*map(service, range(6)))
         (actor,) = service.statistics().actors
         assert (actor.in_flight, actor.inbox.depth) == (2, 4)
         short.gate.open()
@@ -348,8 +310,7 @@ async def test_what_waits_for_a_thread_spends_no_time_of_its_node() -> None:
         return [plain_in_thread(x), hurried(x)]
 
     async with engine.Engine() as own, own.deploy(held, both, max_workers=1) as service:
-        calls = [asyncio.create_task(service.run(graph(x))) for graph, x in ((held, 0), (both, 1))]
-        await testing.wait_quiescent()
+        calls = await begun(*(service.run(graph(x)) for graph, x in ((held, 0), (both, 1))))
         await asyncio.sleep(0.5)  # longer than the timeout of the node
         gate.open()
         assert await asyncio.gather(*calls) == [0, [1, 1]]
@@ -367,8 +328,7 @@ async def test_what_waits_for_a_thread_of_the_engine_spends_no_time_of_its_node(
         return [held(x), plain_in_thread(x)]
 
     async with engine.Engine(max_workers=1) as own, own.deploy(both) as service:
-        call = asyncio.create_task(service(1))
-        await testing.wait_quiescent()
+        [call] = await begun(service(1))
         await asyncio.sleep(0.25)
         gate.open()
         assert await call == [1, 1]
@@ -404,21 +364,12 @@ async def test_a_node_that_takes_too_long_keeps_its_thread_from_its_next_attempt
 
 @pytest.mark.parametrize("kind", ["plain", "with a policy", "in batches"])
 async def test_a_thread_that_cannot_be_started_is_not_missing_later(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    @ps.node(runs_on="thread")
-    def work(x: int) -> int:
-        return x
-
     @ps.node(runs_on="thread", batch=ps.Batch(1))
     def in_batches(items: list[int]) -> list[int]:
         return items
 
-    retried = work.with_policy(retry=ps.Retry(attempts=2))
-
-    @ps.graph
-    async def working(x: int) -> int:
-        if kind == "in batches":
-            return await in_batches(x)
-        return retried(x) if kind == "with a policy" else work(x)
+    retried = plain_in_thread.with_policy(retry=ps.Retry(attempts=2))
+    working = ps.graph({"plain": plain_in_thread, "with a policy": retried, "in batches": in_batches}[kind])
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -439,7 +390,6 @@ async def test_an_engine_made_under_process_wide_options_has_as_many_threads() -
         try:
             await testing.wait_quiescent()
             threads = own.statistics().threads
-            assert threads is not None
             return threads.threads
         finally:
             gate.open()
@@ -458,20 +408,11 @@ def process_id(x: int) -> int:
     return os.getpid()
 
 
-@ps.graph
-async def process_ids(x: int) -> list[int]:
-    return await ps.map_each(process_id, [x] * 8)
-
-
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # waits for processes, whatever the loop
 async def test_max_processes_bounds_the_worker_processes_of_an_engine() -> None:
+    identify = ps.graph(process_id)
     async with engine.Engine(max_processes=1) as own:
-        assert len({*await own.run(process_ids(1))}) == 1
-    async with engine.Engine(max_processes=2) as own:
-        await own.run(process_ids(1))
-        pool = own.statistics().processes
-        assert pool is not None
-        assert pool.workers <= 2
+        assert len({*await asyncio.gather(*[own.run(identify(x)) for x in range(8)])}) == 1
     for wrong in (0, 1.5, True):
         with pytest.raises(ps.OptionsError, match=f"max_processes={wrong}: a whole number of at least 1"):
             engine.Engine(max_processes=wrong)  # type: ignore[arg-type]
@@ -489,8 +430,7 @@ async def test_an_async_node_without_a_limit_grows_to_max_workers_in_a_pipeline(
         return x
 
     waiting = ps.graph(wait)
-    async with engine.stream((waiting(x) for x in range(20)), max_workers=width) as results:
-        assert [x async for x in results] == list(range(20))
+    assert [x async for x in engine.stream((waiting(x) for x in range(20)), max_workers=width)] == list(range(20))
     assert asyncio.get_running_loop().time() == 20 / width
     assert gauge.peak == width
 
@@ -505,8 +445,7 @@ async def test_a_node_that_never_suspends_needs_one_worker() -> None:
         return x
 
     line = step >> step
-    async with engine.stream(line(x) for x in range(200)) as results:
-        assert [x async for x in results] == list(range(200))
+    assert [x async for x in engine.stream(line(x) for x in range(200))] == list(range(200))
     assert len(tasks) <= 2
 
 
@@ -525,8 +464,7 @@ async def test_a_stateful_node_handles_one_item_at_a_time_unless_told_otherwise(
     async def both(x: int) -> list[int]:
         return [await node(x), await node(x)]
 
-    async with engine.stream(both(x) for x in range(20)) as results:
-        assert [r async for r in results] == [[x] * 2 for x in range(20)]
+    assert [r async for r in engine.stream(both(x) for x in range(20))] == [[x] * 2 for x in range(20)]
     assert gauge.peak == peak
 
 

@@ -63,8 +63,7 @@ def test_an_outage_loses_nothing_and_a_bad_row_fails_alone() -> None:
             assert write.retrying_seconds == pytest.approx(41, abs=0.1)
             assert write.outage == f"insert has been retried for {write.retrying_seconds:.1f} s: ConnectionRefusedError"
             assert write.outage in str(stream.statistics())
-            failed = [outcome.index async for outcome in stream.outcomes() if outcome.error]
-            assert failed == [20]
+            assert [outcome.index async for outcome in stream.outcomes() if outcome.error] == [20]
             (write,) = stream.statistics().actors
             assert (write.retrying_seconds, write.outage) == (0, "")
             assert "outage" not in str(stream.statistics())
@@ -96,8 +95,7 @@ async def test_a_longer_pause_than_the_longest_is_cut(asked: float | None, pause
     )
     database = Database(until=sum(pauses[:-1]) + 0.2, retry=retry)
     await engine.run(database.store(1))
-    found = [round(after - before - 0.01, 6) for before, after in pairwise(database.asked)]
-    assert found == pauses
+    assert [round(after - before - 0.01, 6) for before, after in pairwise(database.asked)] == pauses
 
 
 @pytest.mark.parametrize("is_service", [True, False])

@@ -3,13 +3,14 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from types import NoneType
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import same
+from tests.kit import Gate, begun, same
 
 SCHEDULERS = ["auto", "actors", "parallel", "wave", "sequential"]
 
@@ -73,20 +74,15 @@ async def test_it_is_refused_however_the_node_came_to_run(how) -> None:
 
 
 async def test_callers_that_hold_all_places_together_are_told_so_and_not_all_of_them() -> None:
-    gate = asyncio.Event()
+    gate = Gate()
 
     @ps.node(concurrency=3)
     async def shared(depth: int) -> int:
-        if depth == 0:
-            return 0
-        await gate.wait()
-        return 1 + await engine.run(graph(depth - 1))
+        return 1 + await engine.run(graph(await gate.wait(depth) - 1)) if depth else 0
 
     graph = ps.graph(shared)
-
-    runs = [asyncio.create_task(engine.run(graph(1))) for _ in range(3)]
-    await testing.wait_quiescent()
-    gate.set()
+    runs = await begun(*(engine.run(graph(1)) for _ in range(3)))
+    gate.open()
     results = await asyncio.gather(*runs, return_exceptions=True)
     refused = [result for result in results if isinstance(result, ps.ReentrantCallError)]
     assert len(refused) == 1  # the place of the refused call is enough for the others
@@ -222,8 +218,7 @@ async def test_a_sibling_that_holds_the_place_and_ends_is_waited_for() -> None:
     async def outer(x: int) -> list[int]:
         return [await limited(x), await nests(x)]
 
-    run = asyncio.create_task(engine.run(outer(1)))
-    await testing.wait_quiescent()
+    [run] = await begun(engine.run(outer(1)))
     assert not run.done()
     gate.set()
     assert await run == [1, 2]
@@ -295,64 +290,41 @@ async def test_a_deployment_may_be_called_by_way_of_a_thread_and_inherits_the_de
     graph = through_a_thread(lambda: service, asyncio.get_running_loop())
     async with engine.deploy(ps.graph(left)) as service:
         assert await engine.run(graph(1)) is None
-        seconds = await engine.run(graph(1), timeout_seconds=60)
-        assert seconds is not None
-        assert 0 < seconds <= 60
+        assert 0 < await engine.run(graph(1), timeout_seconds=60) <= 60
 
 
 @pytest.mark.parametrize("verb", ["run", "service", "stream"])
 async def test_a_call_made_by_way_of_a_thread_ends_at_the_deadline_around_it(verb: str) -> None:
-    loop = asyncio.get_running_loop()
-    release, ended = asyncio.Event(), asyncio.Event()
-    errors: list[BaseException] = []
+    loop, gate = asyncio.get_running_loop(), Gate()
+    inner = gate.graph()
+    made: list[Future[None]] = []
 
     @ps.node
-    async def waits() -> int:
-        await release.wait()
-        return 0
-
-    inner = ps.graph(waits)
-
-    @ps.node
-    async def nothing() -> AsyncIterator[None]:
-        await release.wait()
-        yield
-
-    values = ps.graph(nothing)
+    async def values(x: int) -> AsyncIterator[int]:
+        yield await gate.wait(x)
 
     async def call() -> None:
-        try:
-            if verb == "run":
-                await engine.run(inner())
-            elif verb == "service":
-                await service.run(inner(), timeout_seconds=60)  # the earlier deadline counts
-            else:
-                async with engine.stream(values()) as stream:
-                    await anext(stream)
-        except Exception as error:  # noqa: BLE001 - the test checks the error below
-            errors.append(error)
-        finally:
-            ended.set()
+        if verb == "run":
+            await engine.run(inner(0))
+        elif verb == "service":
+            await service.run(inner(0), timeout_seconds=60)  # the earlier deadline counts
+        else:
+            async with engine.stream(ps.graph(values)(0)) as stream:
+                await anext(stream)
 
     @ps.node(runs_on="thread")
-    def calls() -> int:
-        asyncio.run_coroutine_threadsafe(call(), loop).result()
-        return 0
-
-    @ps.graph
-    async def outer() -> int:
-        return calls()
+    def calls(x: int) -> None:
+        made.append(asyncio.run_coroutine_threadsafe(call(), loop))
+        made[0].result()
 
     async with engine.deploy(inner) as service:
-        with pytest.raises(ps.DeadlineExceeded, match=r"graph 'outer' did not finish within 0\.5 s"):
-            await engine.run(outer(), timeout_seconds=0.5)  # time for the thread to begin
         try:
-            await asyncio.wait_for(ended.wait(), 5)
+            with pytest.raises(ps.DeadlineExceeded, match=r"graph 'calls' did not finish within 0\.5 s"):
+                await engine.run(ps.graph(calls)(0), timeout_seconds=0.5)  # time for the thread to begin
+            with pytest.raises(ps.DeadlineExceeded, match="before the deadline of the call around it"):
+                await asyncio.wait_for(asyncio.wrap_future(made[0]), 5)
         finally:
-            release.set()
-    [error] = errors
-    assert isinstance(error, ps.DeadlineExceeded)
-    assert "before the deadline of the call around it" in str(error)
+            gate.open()
 
 
 @pytest.mark.parametrize("limit", [1, 2])
@@ -405,8 +377,7 @@ async def test_a_handler_that_has_ended_holds_nothing() -> None:
     async def outer(x: int) -> int:
         return await waits("later", await limited(x))
 
-    runs = [asyncio.create_task(engine.run(outer(x))) for x in (1, 2)]
-    await testing.wait_quiescent()
+    runs = await begun(*(engine.run(outer(x)) for x in (1, 2)))
     gates["inner"].set()
     await testing.wait_quiescent()
     assert not tasks[0].done()

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import SCHEDULERS
+from tests.kit import SCHEDULERS, begun
 
 
 class Value:
@@ -80,27 +80,6 @@ async def test_a_slot_is_empty_once_its_last_reader_is_done(scheduler) -> None:
     async with engine.stream([line(1)], scheduler=scheduler) as results:
         assert await anext(results) == 2
     assert seen == [[], []]
-
-
-async def test_a_retried_node_keeps_its_inputs_until_the_last_attempt_and_the_fallback() -> None:
-    seen: list[object] = []
-
-    @ps.node
-    async def make(x: int) -> Value:
-        return Value(x)
-
-    def save(error: Exception) -> str:
-        seen.append("fallback")
-        return "saved"
-
-    @ps.node(retry=ps.Retry(attempts=3), fallback=save)
-    async def flaky(value: Value) -> str:
-        seen.append(value.label)
-        raise LookupError
-
-    line = make >> flaky
-    assert await engine.run(line(7)) == "saved"
-    assert seen == [7, 7, 7, "fallback"]
 
 
 async def test_idle_workers_of_a_stream_hold_no_item() -> None:
@@ -182,8 +161,7 @@ async def test_a_frame_that_ended_badly_drops_every_value_at_once(way: str, erro
         return await read(await make(x), await hold(x), await fail(x))
 
     async with engine.deploy(fork) as service:
-        call = asyncio.create_task(service.run(fork(1), timeout_seconds=0.01 if way == "expired" else None))
-        await testing.wait_quiescent()
+        [call] = await begun(service.run(fork(1), timeout_seconds=0.01 if way == "expired" else None))
         if way == "cancelled":
             call.cancel()
         await asyncio.wait([call])

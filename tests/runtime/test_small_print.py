@@ -26,8 +26,7 @@ async def test_an_item_of_map_each_that_fails_cancels_its_siblings_and_not_the_n
 
     with pytest.raises(LookupError):
         await engine.run(graph(0))
-    async with engine.stream((graph(0) for _ in range(3)), max_in_flight=1) as stream:
-        outcomes = [outcome async for outcome in stream.outcomes()]
+    outcomes = [outcome async for outcome in engine.stream((graph(0) for _ in range(3)), max_in_flight=1).outcomes()]
     assert [type(outcome.error) for outcome in outcomes] == [LookupError] * 3
     assert gate.cancelled.count(0) == 4
 
@@ -78,6 +77,5 @@ async def test_a_stateful_node_sees_calls_as_they_are_completed_and_values_in_th
     learned.clear()
     for event in completed:
         event.clear()
-    async with engine.stream(steps(4)) as values:
-        assert [x async for x in values] == [0, 1, 2, 3]
+    assert [x async for x in engine.stream(steps(4))] == [0, 1, 2, 3]
     assert learned == [0, 1, 2, 3]

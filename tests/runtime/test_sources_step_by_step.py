@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import paused, plain
+from tests.kit import Gate, paused, plain
 
 var: ContextVar[str] = ContextVar("var", default="unset")
 
@@ -44,18 +44,6 @@ of_plain = ps.graph(plain)
 of_suspending = ps.graph(paused)
 
 
-def with_one_place() -> tuple[Any, asyncio.Event]:
-    """Returns a graph whose items wait in its only inbox until the event is set, and this event."""
-    release = asyncio.Event()
-
-    @ps.node(concurrency=1)
-    async def waiting(x: int) -> int:
-        await release.wait()
-        return x
-
-    return ps.graph(waiting), release
-
-
 STEPS = ["caller", *[f"set at {x}" for x in range(6)]]
 
 
@@ -75,12 +63,12 @@ async def test_a_source_sees_its_callers_variables_and_its_own(graph: Any, is_de
 
 async def test_also_where_it_is_stepped_outside_of_any_task() -> None:
     var.set("caller")
-    graph, release = with_one_place()
-    source = Source(graph)
+    gate = Gate()
+    source = Source(gate.graph(concurrency=1))
     async with engine.stream(source) as results:
         await testing.wait_quiescent()
         assert None in source.tasks
-        release.set()
+        gate.open()
         assert [x async for x in results] == list(range(6))
     assert source.seen == STEPS
     assert var.get() == "caller"
@@ -101,13 +89,13 @@ async def test_an_error_there_comes_in_its_turn_like_any_other(
     def end() -> None:
         raise error("of the source")
 
-    graph, release = with_one_place()
-    source = Source(graph, end)
+    gate = Gate()
+    source = Source(gate.graph(concurrency=1), end)
     unhandled: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
     found: list[int] = []
     with pytest.raises(expected) as caught:
-        await _read(source, release, found)
+        await _read(source, gate, found)
     assert "of the source" in (str(caught.value), str(caught.value.__cause__))
     assert source.tasks[-1] is None
     # KeyboardInterrupt ends the whole program at once.
@@ -115,10 +103,10 @@ async def test_an_error_there_comes_in_its_turn_like_any_other(
     assert unhandled == []
 
 
-async def _read(source: Source, release: asyncio.Event, found: list[int]) -> None:
+async def _read(source: Source, gate: Gate, found: list[int]) -> None:
     async with engine.stream(source) as results:
         await testing.wait_quiescent()
-        release.set()
+        gate.open()
         async for x in results:
             found.append(x)  # noqa: PERF401 - keeps the results before an error
 
@@ -155,8 +143,7 @@ def test_items_that_wait_to_enter_come_out_in_order_before_the_end_of_their_sour
         try:
             async for value in stream:
                 seen.append(value)
-                in_flight = stream.statistics().in_flight
-                assert in_flight <= window
+                assert stream.statistics().in_flight <= window
         except LookupError:
             return seen, True
         return seen, False
