@@ -17,7 +17,7 @@ from ..engine.tracing.annotations import signature_of
 from ..engine.tracing.template import SCALARS, Constant, Read, Template, reads
 from .arguments import Arguments
 from .device_batch import PackedBatch
-from .dispatch import SingleJob
+from .dispatch import Job, SingleJob
 from .executor import DeviceExecutor, Samples
 from .parameter_checks import DeviceOptions
 from .programs import is_random_key
@@ -432,6 +432,8 @@ class _ChunkedJob(SingleJob):
                 whole.add(*self._ahead.popleft())
         self._rest = None
         return given
+
+    ready = Job.ready
 
     def results_of(self, given: Any) -> list[Any]:
         """Return the whole arrays."""

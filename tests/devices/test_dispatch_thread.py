@@ -212,6 +212,16 @@ def test_what_runs_inline_ends_before_the_next_is_begun_and_needs_no_second_thre
     assert threads == ["penstock-device-test"] * 3
 
 
+def test_what_runs_inline_does_not_overtake_what_the_second_thread_waits_for(device: Device) -> None:
+    (first,) = device.submit()
+    device.until("waited for", first.number)
+    inline = device.job(inline=True)
+    device.thread.submit(inline)
+    device.until("dispatched", inline.number)
+    first.finish.set()
+    assert device.until("ready", inline.number) == [("ready", first.number), ("ready", inline.number)]
+
+
 def test_a_thread_that_always_comes_late_learns_that_more_may_be_in_flight(device: Device) -> None:
     """A busy event loop lets the thread look rarely, and by then all jobs in flight have ended."""
     for _ in range(40):

@@ -388,6 +388,17 @@ async def test_chunks_pass_from_one_node_to_the_next_on_the_device() -> None:
     assert all(np.allclose(found[name], apart[name], rtol=1e-5) for name in ("x", "sum"))
 
 
+async def test_a_program_of_chunks_is_compiled_for_the_samples_of_its_nodes() -> None:
+    first = on_cpu("first", lambda x: x * 2, sample_input=(LONG[0],))
+    chunks = graph_of(lambda x: tanh.vmap(batch_size=16)(first.vmap(batch_size=16)(x)))
+    async with engine.deploy(chunks, warmup=True) as service:
+        [step] = engine.plan(chunks).steps
+        program: Any = step.head.callee
+        assert program.runs_on.statistics().programs == 1
+        assert np.allclose(await service(LONG), np.tanh(LONG * 2), rtol=1e-5)
+        assert program.runs_on.statistics().programs == 1
+
+
 async def test_chunks_of_a_stream_are_one_program() -> None:
     functions = *ANYWHERE[1:], lambda x: x.sum()
     nodes = [on_cpu("op", one).vmap(batch_size=16) for one in functions]

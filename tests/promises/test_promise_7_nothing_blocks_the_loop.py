@@ -43,13 +43,17 @@ class Turns:
         yield
         assert self._handle is not None
         self._handle.cancel()
+        self._count()
 
     def _turn(self) -> None:
         self.number += 1
+        self._count()
+        self._handle = asyncio.get_running_loop().call_soon(self._turn)
+
+    def _count(self) -> None:
         self.most = max(self.most, *self._since_turn.values(), 0)
         self.most_of_all = max(self.most_of_all, self._since_turn.total())
         self._since_turn.clear()
-        self._handle = asyncio.get_running_loop().call_soon(self._turn)
 
 
 turns = Turns()

@@ -112,15 +112,16 @@ def test_a_trace_has_the_newest_and_says_how_many_it_lacks(tmp_path: Path, monke
     monkeypatch.setattr(timelines, "MAX_POINTS", 4)
     monkeypatch.setattr(timelines, "MAX_DEVICE_SLICES", 3)
     with telemetry.profile() as profile:
+        profile._recorder.executed("g", "n", [(0.0, 0.1, 0, 0)])  # ended before the profile began
         for number in range(30):
-            profile._recorder.executed("g", "n", [(1e9 + number, 1e9 + number + 0.5, number, number)])
+            profile._recorder.executed("g", "n", [(1e9 + number, 1e9 + number + 0.5, number, number)] * 2)
             profile._recorder.depth_changed("g", "n", [(1e9 + number, 1)])
             profile._recorder.device_worked(DeviceSlice("compute", "cpu:0", "n", 1e9 + number, 1e9 + number + 0.5))
     path = tmp_path / "trace.json"
     profile.to_perfetto(path)
     found = read(path)
-    assert [one["args"]["item"] for one in found.slices["g", "n"]] == list(range(20, 30))
-    assert (found.facts["dropped_slices"], found.facts["dropped_depths"]) == (20, 26)
+    assert [one["args"]["item"] for one in found.slices["g", "n"]] == [*range(25, 30)]
+    assert (found.facts["dropped_slices"], found.facts["dropped_depths"]) == (50, 26)
     assert found.facts["dropped_device_slices"] == 27
 
 

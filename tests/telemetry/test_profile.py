@@ -21,7 +21,7 @@ from penstock.telemetry import Capacity, ScopeSnapshot, StepSnapshot
 from penstock.telemetry.profiling import collectors
 from penstock.telemetry.profiling.durations import Durations, OutsideSeconds
 from penstock.telemetry.profiling.records import TimedReading
-from penstock.telemetry.profiling.sums import EVENT_LOOP, Evidence, GilUse, Sums
+from penstock.telemetry.profiling.sums import EVENT_LOOP, Evidence, GilUse, ReaderSum, Sums
 from penstock.telemetry.profiling.verdict import find_verdict
 from tests.kit import model, numbers, same, virtual
 from tests.telemetry.virtual_time import Clock, node_of, profile_of, waits
@@ -75,6 +75,14 @@ def evidence_of(*steps: StepSnapshot, **options: Any) -> Evidence:
 
 
 EMPTY = engine.ChannelStatistics(0, 16, 0, 0, 0, 0, 0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("waited_seconds", "node"), [(0.5, None), (2.0, "busy")])
+def test_a_reader_that_never_waits_limits_whatever_nodes_show(waited_seconds: float, node: str | None) -> None:
+    counters = engine.ActorStatistics("graph", "busy", 10, 0, 0, 0, 1, 1, 10.0, EMPTY)
+    evidence = evidence_of(StepSnapshot(counters, "key", "loop", False, False, (Capacity("key", 1, "state"),)))
+    evidence.sums.readers["graph"] = ReaderSum("graph", 10.0, waited_seconds)
+    assert find_verdict(evidence).node == node
 
 
 def evidence_of_a_device_node(gil: GilUse, loop_delay_seconds: float = 0.0, *, gathers: bool = False) -> Evidence:

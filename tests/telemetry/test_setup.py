@@ -360,6 +360,10 @@ def test_all_that_was_recorded_arrives_as_it_was(
     assert {(request.protocol, request.headers["x-tenant"]) for request in receiver.requests} == {(protocol, "blue")}
     if protocol == "http/protobuf":
         assert {request.encoding for request in receiver.requests} == {compression}
+    bodies = map(ExportTraceServiceRequest.FromString, receiver.bodies("traces"))
+    sent = [scope for body in bodies for group in body.resource_spans for scope in group.scope_spans]
+    assert {scope.scope.name for scope in sent} == {"sender", "penstock"}
+    assert {span.name for scope in sent if scope.scope.name == "sender" for span in scope.spans} == {"caller", "split"}
     scopes = [scope for group in metrics_of(receiver) for scope in group.scope_metrics]
     sums = {metric.name: metric.sum.data_points for scope in scopes for metric in scope.metrics}
     assert [point.as_int for point in sums["joined"]] == [4]
