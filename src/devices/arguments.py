@@ -17,7 +17,7 @@ from ..telemetry import metrics, names
 from ..telemetry.metrics import CounterSource, Reading, series
 from .batch_items import WEAK, Array, BatchItem, BatchItems, ItemSignature
 from .device_batch import DeviceBatch, PackedBatch
-from .parameter_checks import check_names, check_shared, mask_parameters, row_parameters
+from .parameter_checks import check_names, check_shared, made_by_batches
 from .programs import (
     WeakRows,
     are_arrays,
@@ -404,11 +404,7 @@ class Arguments:
         found = self._signature.parameters
         check_names(name, found, static=static, shared=shared, resources=resources)
         check_shared(name, shared, static, batch)
-        self.masks: tuple[str, ...] = ()
-        if isinstance(batch, PackedBatch):
-            self.masks = row_parameters(self._signature, name)
-        elif batch is not None:
-            self.masks = tuple(mask_parameters(self._signature, batch.pad_axes, name).values())
+        self.masks = made_by_batches(self._signature, batch, name)
         self.names = tuple(one for one in found if one not in self.masks)
         self.static = tuple(i for i, one in enumerate(self.names) if one in static)
         self.parameters = tuple(i for i, one in enumerate(self.names) if one in resources and one not in static)

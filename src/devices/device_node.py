@@ -18,7 +18,7 @@ from ..engine.tracing.annotations import signature_of
 from ..engine.tracing.tracer import active
 from .device_batch import PackedBatch, on_device
 from .jax_import import is_device, require_jax
-from .parameter_checks import DeviceOptions
+from .parameter_checks import DeviceOptions, made_by_batches
 from .statistics import BatchStatistics, CompileStatistics
 
 if TYPE_CHECKING:
@@ -293,6 +293,7 @@ def _elsewhere(
         made = DeviceNode[..., Any](target, policy, name=label, runs_on=runs_on)
     else:
         gathered = GatheredHere(runs_on, there, options.batch, policy.concurrency)
+        gathered._made = made_by_batches(signature_of(target), options.batch, label)
         made = DeviceNode[..., Any](target, replace(policy, concurrency=None), name=label, runs_on=gathered)
     made._elsewhere, there.node = there, made
     return made

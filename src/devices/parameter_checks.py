@@ -80,6 +80,19 @@ def check_shared(
             )
 
 
+def made_by_batches(
+    signature: inspect.Signature, batch: DeviceBatch | PackedBatch | None, node: str
+) -> tuple[str, ...]:
+    """Return the parameters whose arguments batches make, so that no call passes them.
+
+    Raises:
+        TypeError: the function does not take the arguments, or takes them in another way.
+    """
+    if isinstance(batch, PackedBatch):
+        return row_parameters(signature, node)
+    return () if batch is None else tuple(mask_parameters(signature, batch.pad_axes, node).values())
+
+
 def mask_parameters(signature: inspect.Signature, padded: Iterable[str], node: str) -> dict[str, str]:
     """Find the parameters that take the masks.
 

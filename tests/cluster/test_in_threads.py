@@ -425,22 +425,12 @@ def rows(x: Array, segments: Array = None) -> Array:
     return jax.ops.segment_sum(x[0], segments[0], 4)[None, 1:]
 
 
-@ps.graph
-async def totals(x: Array) -> Array:
-    return total(x)
-
-
-@ps.graph
-async def of_rows(x: Array) -> Array:
-    return rows(x)
-
-
 async def test_padded_batches_and_packed_rows_give_each_item_its_result() -> None:
     items = [np.arange(length, dtype=np.float32) for length in (3, 5, 2, 4)]
     async with engine.Engine() as e:
-        async with e.deploy(totals) as service:
+        async with e.deploy(ps.graph(total)) as service:
             assert [*map(float, await asyncio.gather(*map(service, items)))] == [3.0, 10.0, 1.0, 6.0]
-        async with e.deploy(of_rows) as service:
+        async with e.deploy(ps.graph(rows)) as service:
             assert [*map(float, await asyncio.gather(*map(service, items[:3])))] == [3.0, 10.0, 1.0]
 
 
