@@ -27,6 +27,16 @@ def submit(pool: ThreadPool, fn: Callable[..., Any], *args: Any) -> "asyncio.Fut
     return pool.submit(contextvars.copy_context(), None, fn, *args)
 
 
+async def test_a_job_cancelled_in_the_queue_never_runs(pool: ThreadPool) -> None:
+    gate, ran = Gate(), list[str]()
+    first, second = submit(pool, gate.block, 1), submit(pool, ran.append, "second")
+    await gate.has()
+    second.cancel()
+    gate.open()
+    await asyncio.gather(first, submit(pool, int))
+    assert (ran, pool.statistics().discarded) == ([], 0)
+
+
 async def test_on_returned_comes_after_the_result(pool: ThreadPool) -> None:
     order: list[str] = []
     future = pool.submit(contextvars.copy_context(), lambda: order.append(f"returned, done={future.done()}"), int)

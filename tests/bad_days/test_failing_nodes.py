@@ -388,7 +388,7 @@ async def test_what_ends_the_program_does_not_wait_for_its_turn_in_a_body(over: 
             await (engine.run(over_list()) if over == "list" else read())
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, Panic])
 async def test_what_ends_the_program_is_not_skipped_retried_or_replaced(error: type[BaseException]) -> None:
     attempts: list[int] = []
 

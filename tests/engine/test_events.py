@@ -406,6 +406,10 @@ async def test_emitters_that_wait_for_room_are_let_in_in_the_order_in_which_they
         await events.wait_started()
         await testing.wait_quiescent()
         assert [event.value async for event in events] == list(range(20))
+    async with engine.stream(graph(), events=int, capacity=2) as events:
+        await events.wait_started()
+        await testing.wait_quiescent()
+        assert await events.result() == list(range(20))
 
 
 # Code that may emit, and code that may not.

@@ -292,7 +292,7 @@ def test_random_bodies_are_stale_when_a_node_that_they_name_is_another(data: st.
         "lambda: other.{}(query).{}",
         "lambda: query[{}:{}]",
     ]
-    lines = [data.draw(st.sampled_from(forms)).replace("{}", name).replace("{{}}", "{}") for name in used]
+    lines = [data.draw(st.sampled_from(forms)).replace("{}", name) for name in used]
     source = "@ps.graph\nasync def g(query):\n" + "".join(f"    {line}\n" for line in [*lines, "return query"])
 
     def node() -> Any:

@@ -344,3 +344,21 @@ async def test_work_that_a_loop_took_while_its_start_was_cut_short_is_not_lost(c
         await testing.wait_quiescent()
         assert states(service) == ["running", "running"]
     assert loops == 3
+
+
+async def test_a_loop_that_ends_again_while_it_is_restarted_takes_its_siblings_along_once() -> None:
+    books, loops = Books(), list[Any]()
+
+    async def brief(inbox: ps.Inbox[ps.Work[int, int]]) -> None:
+        loops.append(inbox)
+        if len(loops) != 2:
+            work = await inbox.get()
+            if len(loops) == 3:
+                work.finish(work.value)
+                await inbox.get()
+
+    first, other = ps.graph(actor(brief)), looping(books)
+    async with engine.deploy(first, other, strategy="one_for_all") as service:
+        assert await outcomes(service(1), service(2)) == [ps.ActorRestarted, 2]
+        assert await service.run(other("fine")) == "fine"
+    assert (len(loops), books.entered, books.left) == (3, 2, 2)

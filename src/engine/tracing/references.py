@@ -78,12 +78,10 @@ class References(NamedTuple):
     """The objects that the names of graph functions referred to when they were resolved, each once.
 
     Attributes:
-        tracked: the nodes, graphs and resources among these objects, in order of first use.
         lookups: the global names, and the attributes that are made anew at each access, where they are stored.
         chains: the other names with attributes, and the variables in closures.
     """
 
-    tracked: tuple[object, ...] = ()
     lookups: tuple[_Lookup, ...] = ()
     chains: tuple[_Chain, ...] = ()
 
@@ -126,15 +124,12 @@ def resolve_references(
     resolver = _Resolver(is_tracked)
     for fn in functions:
         resolver.resolve(fn)
-    return References(
-        tuple(resolver.tracked.values()), tuple(resolver.lookups.values()), tuple(resolver.chains.values())
-    )
+    return References(tuple(resolver.lookups.values()), tuple(resolver.chains.values()))
 
 
 class _Resolver:
     def __init__(self, is_tracked: Callable[[object], bool]) -> None:
         self.is_tracked = is_tracked
-        self.tracked: dict[int, object] = {}  # by identity, as are the places of the first names
         self.lookups: dict[tuple[int, str], _Lookup] = {}
         self.chains: dict[tuple[int, *tuple[str, ...]], _Chain] = {}
         self.waiting: list[object] = []
@@ -173,9 +168,7 @@ class _Resolver:
             else:
                 chain = _Chain(root, names[:count], MISSING)
                 self.chains[id(place), *chain.names] = chain._replace(expected=chain.value())
-            if self.is_tracked(value):
-                self.tracked[id(value)] = value
-            elif _is_at_home(value, function):
+            if not self.is_tracked(value) and _is_at_home(value, function):
                 self.waiting.append(value)
 
     def follow(self, value: object, names: tuple[str, ...]) -> tuple[object, int]:
