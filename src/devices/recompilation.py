@@ -195,7 +195,7 @@ class CompileLog:
         self._remembered: deque[Compiled] = deque(maxlen=_MAX_REMEMBERED)
         self._reasons: deque[Recompilation] = deque(maxlen=_MAX_REASONS)
         self._told: set[Hashable] = set()
-        self._shapes: dict[str, int] = {}
+        self._shapes: dict[tuple[str, str], int] = {}  # by node and argument: functions of one actor share this log
         self._announced: set[Hashable] = set()  # pairs of a function's serial number and a signature
 
     @contextmanager
@@ -284,13 +284,13 @@ class CompileLog:
             self._reasons.extend(reasons)
             for reason in reasons:
                 if reason.cause == "shape" and reason.remedy:
-                    self._shapes[reason.argument] = self._shapes.get(reason.argument, 1) + 1
+                    self._shapes[node, reason.argument] = self._shapes.get((node, reason.argument), 1) + 1
         for reason in reasons:
-            shapes, told = self._shapes.get(reason.argument, 0), {"node": node, "argument": reason.argument}
+            shapes, told = self._shapes.get((node, reason.argument), 0), {"node": node, "argument": reason.argument}
             is_shape = reason.cause == "shape" and shapes >= MANY_SHAPES
-            if reason.remedy and is_shape and self._is_first(("many shapes", reason.argument)):
+            if reason.remedy and is_shape and self._is_first(("many shapes", *told.values())):
                 logs.warning("program.many_shapes", **told, programs=shapes, remedy=reason.remedy)
-            elif reason.remedy and self._is_first((reason.cause, reason.argument)):
+            elif reason.remedy and self._is_first((reason.cause, *told.values())):
                 logs.warning(
                     "program.recompiled", **told, cause=reason.cause, before=reason.before, after=reason.after,
                     remedy=reason.remedy,

@@ -167,6 +167,9 @@ async def test_shapes_that_were_announced_are_compiled_before_and_are_no_recompi
         traced.append(x.shape)
         return x + 1
 
+    def other_step(x: Any) -> Any:
+        return x - 1
+
     step = devices.actor("cpu").bind(announced_step)
     samples = [(jax.ShapeDtypeStruct((size,), np.float32),) for size in (1, 2, 4, 4)]
     with structlog.testing.capture_logs() as logs:
@@ -177,7 +180,10 @@ async def test_shapes_that_were_announced_are_compiled_before_and_are_no_recompi
         assert len(traced) == 3
         assert logs == []
         await step(np.ones(3, np.float32))
-    assert [(log["event"], log["cause"]) for log in logs] == [("program.recompiled", "shape")]
+        for size in (1, 3):
+            await devices.actor("cpu").run(other_step, np.ones(size, np.float32))
+    told_of = [(log["event"], log["node"], log["cause"]) for log in logs]
+    assert told_of == [("program.recompiled", name, "shape") for name in ("announced_step", "other_step")]
     with pytest.raises(TypeError, match="announced_step"):
         await step.warmup(("no array",))
     sample: Any = np.ones(1, np.float32)
