@@ -4,6 +4,8 @@ import importlib.util
 
 import pytest
 
+from penstock import devices
+
 CPU_DEVICES = 8
 
 if importlib.util.find_spec("jax"):
@@ -20,3 +22,4 @@ def eight_cpu_devices() -> None:
     jax = pytest.importorskip("jax", reason='these tests need JAX: pip install "penstock[jax]"')
     assert len(jax.devices("cpu")) == CPU_DEVICES
     jax.block_until_ready(jax.numpy.zeros(2) + 1)
+    devices.select("cpu")  # warns here, and in no test, where JAX's own programs may compute wrong values
