@@ -288,7 +288,7 @@ async def test_a_node_that_holds_the_gil_is_named_and_not_those_that_wait_for_it
     assert 'runs_on="process"' in verdict.remedy
     assert "concurrency=" not in str(verdict)
     assert (node_of(profile, "spin").gil_held_share or 0) > (node_of(profile, victim.name).gil_held_share or 0)
-    assert (node_of(profile, victim.name).gil_share or 0) > 0.25
+    assert (node_of(profile, victim.name).gil_share or 0) > 0.1  # 0.2 to 0.9, by the load of the machine
     # More places, however many, are of no use to a node that holds the GIL.
     assert profile.what_if("spin", concurrency=8).factor < 4
 
