@@ -433,7 +433,7 @@ class _ChunkedJob(SingleJob):
         self._rest = None
         return given
 
-    ready = Job.ready
+    ready = Job.ready  # the short `ready` of a `SingleJob` gives what the program returned: here, the last chunk
 
     def results_of(self, given: Any) -> list[Any]:
         """Return the whole arrays."""

@@ -71,11 +71,6 @@ async def serve(service: engine.Service[[int], int]) -> int:
         return await service(1)
 
 
-async def read(stream: engine.Stream[int]) -> list[int]:
-    async with stream:
-        return [x async for x in stream]
-
-
 # Engines
 
 
@@ -85,7 +80,7 @@ async def test_a_closed_engine_refuses_every_verb() -> None:
         stream = own.stream([echoed(1)])
         service = own.deploy(echoed)
     verbs: list[Callable[[], Any]] = [
-        lambda: own.run(echoed(1)), lambda: read(own.stream([echoed(1)])), lambda: read(stream),
+        lambda: own.run(echoed(1)), lambda: values_of(own.stream([echoed(1)])), lambda: values_of(stream),
         lambda: serve(own.deploy(echoed)), lambda: serve(service),
     ]  # fmt: skip
     for verb in verbs:
@@ -114,7 +109,7 @@ def test_an_engine_and_a_deployment_belong_to_one_event_loop() -> None:
         with pytest.raises(ps.EngineLoopError, match="another event loop"):
             await own.run(echoed(1))
         with pytest.raises(ps.EngineLoopError, match="another event loop"):
-            await read(own.stream([echoed(1)]))
+            await values_of(own.stream([echoed(1)]))
         await kept[0](1)
 
     asyncio.run(first())
@@ -142,7 +137,7 @@ async def test_leaving_an_engine_ends_runs_streams_and_deployments_and_waits_unt
     gate.enter.set()
     async with engine.Engine() as own:
         run = asyncio.create_task(own.run(modelled(1)))
-        stream = asyncio.create_task(read(own.stream([modelled(2)])))
+        stream = asyncio.create_task(values_of(own.stream([modelled(2)])))
         service = own.deploy(modelled)
         await service.__aenter__()
         call = asyncio.create_task(service(3))
@@ -160,7 +155,7 @@ async def test_leaving_an_engine_ends_what_is_entering_a_stateful_node() -> None
     async with engine.Engine() as own:
         tasks = [
             asyncio.create_task(own.run(modelled(1))),
-            asyncio.create_task(read(own.stream([modelled(2)]))),
+            asyncio.create_task(values_of(own.stream([modelled(2)]))),
             asyncio.create_task(serve(own.deploy(modelled))),
         ]
         await testing.wait_quiescent()
@@ -355,7 +350,7 @@ USES: dict[str, Callable[[engine.Service[[int], int]], Any]] = {
     "abort": lambda service: service.abort(),
     "call": lambda service: service(2),
     "run": lambda service: service.run(service._graphs[0](2)),
-    "stream": lambda service: read(service.stream([])),
+    "stream": lambda service: values_of(service.stream([])),
     "map": lambda service: service.map([]),
     "call in a run": lambda service: engine.run(ps.graph(call_it)(service)),
 }

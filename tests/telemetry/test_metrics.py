@@ -14,7 +14,7 @@ import penstock as ps
 from penstock import engine, testing
 from penstock.telemetry import names
 from penstock.telemetry.metrics import COUNTERS, Series
-from tests.kit import Gate, model, numbers, same
+from tests.kit import Gate, model, numbers, same, values_of
 from tests.telemetry.collected import Collected, collecting
 
 
@@ -40,11 +40,6 @@ async def twice(x: int) -> int:
 
 
 line = add >> twice
-
-
-async def read(stream: engine.Stream[int]) -> list[int]:
-    async with stream as results:
-        return [result async for result in results]
 
 
 async def test_a_run_counts_by_its_outcome(collected: Collected) -> None:
@@ -140,7 +135,7 @@ async def test_a_stream_that_is_left_or_raises_says_so(collected: Collected) -> 
         await gate.has(3)
     assert collected.by(names.METRIC_STREAM_ITEMS, "outcome") == {("cancelled",): 3}
     with pytest.raises(ValueError, match="-1"):
-        await read(engine.stream(line(x) for x in (1, -1)))
+        await values_of(engine.stream(line(x) for x in (1, -1)))
     assert collected.by(names.METRIC_STREAM_DURATION, "graph", "outcome", "error") == {
         ("hold", "cancelled", None): 1, ("add_to_twice", "failed", "ValueError"): 1,
     }  # fmt: skip
@@ -148,7 +143,7 @@ async def test_a_stream_that_is_left_or_raises_says_so(collected: Collected) -> 
 
 def test_a_stream_whose_time_is_over_has_expired(collected: Collected) -> None:
     async def main() -> None:
-        await read(engine.stream([Gate().graph()(1)], timeout_seconds=60))
+        await values_of(engine.stream([Gate().graph()(1)], timeout_seconds=60))
 
     with pytest.raises(TimeoutError):
         testing.run_virtual(main)
@@ -332,7 +327,7 @@ async def test_an_engine_and_its_scopes_are_not_kept_alive(collected: Collected)
 async def test_what_shall_not_count_does_not(collected: Collected) -> None:
     counting = ps.graph(numbers)
     await engine.run(line(1), collect_metrics=False)
-    assert await read(engine.stream([line(1)], collect_metrics=False)) == [4]
+    assert await values_of(engine.stream([line(1)], collect_metrics=False)) == [4]
     async with engine.stream(counting(1), collect_metrics=False) as values:
         assert [value async for value in values] == [0]
     async with engine.deploy(line, counting, collect_metrics=False) as service:
