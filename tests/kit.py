@@ -1,9 +1,11 @@
 """Parts of many tests: nodes of one line, a node that waits at a gate, and a stateful node."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
@@ -72,6 +74,11 @@ def added(x: int) -> int:
 
 
 @ps.node
+def negative(x: int) -> int:
+    return -x
+
+
+@ps.node
 async def numbers(count: int) -> AsyncIterator[int]:
     for number in range(count):
         yield number
@@ -96,6 +103,17 @@ async def slow_to_leave(x: int) -> int:
     return x
 
 
+@contextmanager
+def without_the_collector() -> Iterator[None]:
+    """Frees objects in cycles before, and no such object inside: only references count there."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 async def values_of(stream: engine.Stream[T]) -> list[T]:
     """Reads a stream to its end."""
     async with stream as values:
@@ -108,17 +126,14 @@ async def outcomes_of(stream: engine.Stream[T]) -> list[engine.Outcome[T]]:
         return [outcome async for outcome in stream.outcomes()]
 
 
+@dataclass
 class Renamed:
     """A key whose hash changes with its name."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
     def __hash__(self) -> int:
         return hash(self.name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Renamed) and other.name == self.name
 
 
 class Gauge:

@@ -24,11 +24,6 @@ def raise_it(x: int) -> int:
     raise LookupError(x)
 
 
-@ps.node(runs_on="process")
-def unpicklable_result(x: int) -> object:
-    return lambda: x
-
-
 @ps.node(runs_on="process", timeout_seconds=0.05)
 def block_for_ever(x: int) -> int:
     import time

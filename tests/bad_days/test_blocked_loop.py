@@ -8,8 +8,8 @@ import pytest
 import structlog
 
 import penstock as ps
-from penstock import engine, testing
-from tests.kit import paused, values_of
+from penstock import engine
+from tests.kit import begun, outcomes, paused, values_of
 
 
 def block() -> None:
@@ -99,9 +99,7 @@ async def test_a_watched_coroutine_is_cancelled_and_closed_as_any_other() -> Non
             raise
         return x
 
-    running = asyncio.create_task(engine.run(ps.graph(waits)(1)))
-    await testing.wait_quiescent()
+    [running] = await begun(engine.run(ps.graph(waits)(1)))
     running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    assert await outcomes(running) == [asyncio.CancelledError]
     assert seen == ["cancelled", "unwound"]

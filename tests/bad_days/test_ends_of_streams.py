@@ -1,10 +1,8 @@
 """How a stream ends when its reader does not end it, and failures that must not look like its end."""
 
 import asyncio
-import gc
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
-from functools import partial
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -12,49 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gate, model, numbers, paused
-
-echoed = ps.graph(paused)
-
-
-async def test_a_stream_of_a_drained_deployment_hands_out_what_was_accepted_and_says_that_it_was_cut_short() -> None:
-    def endless() -> Iterator[ps.Call[int]]:
-        number = 0
-        while True:
-            yield echoed(number)
-            number += 1
-
-    seen: list[int] = []
-    async with engine.deploy(echoed) as service:
-        stream = service.stream(endless())
-        seen.append(await anext(stream))
-        await service.drain()
-
-        async def read_on() -> None:
-            async for value in stream:
-                seen.append(value)  # noqa: PERF401 - what was read before the error counts
-
-        with pytest.raises(ps.EngineClosedError):
-            await read_on()
-    assert len(seen) > 1
-    assert seen == list(range(len(seen)))
-
-
-async def test_a_stream_that_is_dropped_ends_all_that_it_began() -> None:
-    log: list[str] = []
-    holding = ps.graph(model(log, leave=partial(asyncio.sleep, 0)))
-
-    async def read_one() -> None:
-        async for _ in engine.stream(holding(x) for x in range(1000)):
-            break
-
-    gc.disable()
-    try:
-        await read_one()
-        await testing.wait_quiescent()
-    finally:
-        gc.enable()
-    assert log == ["entered", "left"]
+from tests.kit import Gate, begun, numbers, without_the_collector
 
 
 @ps.node
@@ -77,10 +33,7 @@ async def number_of(index: int, stops_at: int, fails: bool) -> int:
     return -1
 
 
-counting = ps.graph(counted)
-
-
-one_number = ps.graph(number_of)
+counting, one_number = ps.graph(counted), ps.graph(number_of)
 
 
 async def read_all(values: AsyncIterable[object]) -> None:
@@ -89,8 +42,7 @@ async def read_all(values: AsyncIterable[object]) -> None:
 
 
 async def cancelled_by_its_task(stream: engine.Stream[int]) -> None:
-    reader = asyncio.create_task(read_all(stream))
-    await testing.wait_quiescent()
+    [reader] = await begun(read_all(stream))
     reader.cancel()
     await asyncio.wait([reader])
 
@@ -138,15 +90,9 @@ async def failed(stream: engine.Stream[int]) -> None:
 
 
 LEAVING: list[Callable[[engine.Stream[int]], Awaitable[None]]] = [
-    cancelled_by_its_task,
-    cancelled_by_a_task_group_of_anyio,
-    cancelled_in_a_generator_by_a_task_group_of_anyio,
-    cancelled_before_the_first_value,
-    cancelled_while_it_reads_outcomes,
-    timed_out,
-    left_between_two_values,
-    failed,
-]
+    cancelled_by_its_task, cancelled_by_a_task_group_of_anyio, cancelled_in_a_generator_by_a_task_group_of_anyio,
+    cancelled_before_the_first_value, cancelled_while_it_reads_outcomes, timed_out, left_between_two_values, failed,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("where", ["engine", "deployment"])
@@ -158,9 +104,7 @@ async def test_a_stream_that_is_dropped_is_closed_without_the_collector_however_
     async with engine.Engine() as own, own.deploy(counting, one_number, max_in_flight=4) as service:
         place: Any = own if where == "engine" else service
         fails = leave is failed
-        gc.collect()
-        gc.disable()
-        try:
+        with without_the_collector():
             calls = (one_number(index, 3, fails) for index in range(1000))
             stream = place.stream(counting(3, fails) if kind == "values" else calls)
             dropped = weakref.ref(stream)
@@ -170,8 +114,6 @@ async def test_a_stream_that_is_dropped_is_closed_without_the_collector_however_
             in_flight = service.statistics().admission.in_flight
             assert (dropped() is None, in_flight, own.statistics().scopes) == (True, 0, 1)
             assert not asyncio.all_tasks() - {asyncio.current_task()}
-        finally:
-            gc.enable()
 
 
 def stream_of_five(kind: str, node: Any) -> engine.Stream[int]:
@@ -210,8 +152,7 @@ async def test_a_read_that_is_cancelled_leaves_the_stream_to_the_next(kind: str)
 async def test_a_cancelled_wait_for_the_first_item_leaves_the_stream_open(kind: str) -> None:
     gate = Gate()
     async with stream_of_five(kind, gate.node()) as stream:
-        starting = asyncio.ensure_future(stream.wait_started())
-        await testing.wait_quiescent()
+        [starting] = await begun(stream.wait_started())
         starting.cancel()
         await asyncio.wait([starting])
         gate.open()
@@ -225,8 +166,7 @@ async def test_a_second_reader_is_refused_and_the_first_reads_on(first: str, sec
     gate = Gate()
     async with stream_of_five(kind, gate.node()) as stream:
         ways: dict[str, Any] = {"anext": stream.__anext__, "wait_started": stream.wait_started}
-        reader = asyncio.ensure_future(ways[first]())
-        await testing.wait_quiescent()
+        [reader] = await begun(ways[first]())
         with pytest.raises(RuntimeError, match="one reader"):
             async with asyncio.timeout(5):
                 await ways[second]()

@@ -11,9 +11,9 @@ from typing import Any, Literal, Self
 import pytest
 
 import penstock as ps
-from penstock import engine, testing
+from penstock import engine
 from tests.bad_days import process_nodes
-from tests.kit import model, numbers, outcomes_of, plain, same, values_of
+from tests.kit import begun, model, numbers, outcomes, outcomes_of, plain, same, values_of
 
 SCHEDULERS = ["auto", "actors", "parallel", "wave", "sequential"]
 
@@ -115,11 +115,9 @@ async def test_a_plain_function_that_returns_a_coroutine_by_mistake_is_an_error_
         return plain(plain(mistaken(x)))  # type: ignore[arg-type]
 
     for call in (graph(1), chained(1)):
-        with pytest.raises(TypeError, match=r"mistaken.*async def"):
-            await engine.run(call)
-        with pytest.raises(TypeError, match=r"mistaken.*async def"):
-            async with engine.stream([call]) as stream:
-                await anext(stream)
+        for use in (engine.run(call), anext(engine.stream([call]))):
+            with pytest.raises(TypeError, match=r"mistaken.*async def"):
+                await use
 
 
 async def test_a_node_whose_own_awaited_task_was_cancelled_fails_and_is_not_cancelled() -> None:
@@ -132,8 +130,9 @@ async def test_a_node_whose_own_awaited_task_was_cancelled_fails_and_is_not_canc
 
     graph = ps.graph(waits_for_a_cancelled_task)
 
-    outcomes = await outcomes_of(engine.stream(graph(x) for x in range(2)))
-    assert [type(outcome.error) for outcome in outcomes] == [ps.NodeCancelledError] * 2
+    assert [type(one.error) for one in await outcomes_of(engine.stream(map(graph, range(2))))] == [
+        ps.NodeCancelledError
+    ] * 2
     with pytest.raises(ps.NodeCancelledError) as raised:
         await engine.run(graph(1))
     name = "waits_for_a_cancelled_task"
@@ -302,23 +301,18 @@ async def test_what_ends_the_program_ends_the_scope_of_its_item(kind: type[BaseE
     """Raised in a task, this would stop the loop. Here, the code that awaits the item gets it."""
     graph = ps.graph(stopping_at_one(kind))
 
-    async def read() -> None:
-        async with engine.stream(map(graph, [1, 2])) as stream:
-            await anext(stream)
-
-    async def look() -> None:
-        await anext(engine.stream(map(graph, [1, 2])).outcomes())
-
-    for use in (lambda: engine.run(graph(1)), read, look):
+    for use in (
+        lambda: engine.run(graph(1)),
+        lambda: anext(engine.stream(map(graph, [1, 2]))),
+        lambda: anext(engine.stream(map(graph, [1, 2])).outcomes()),
+    ):
         with pytest.raises(kind):
             await use()
     async with engine.deploy(graph) as service:
-        other = asyncio.create_task(service(2))
-        await testing.wait_quiescent()
+        [other] = await begun(service(2))
         with pytest.raises(kind):
             await service(1)
-        with pytest.raises(ps.EngineClosedError):
-            await other
+        assert await outcomes(other) == [ps.EngineClosedError]
         assert service.state == "stopped"
         with pytest.raises(ps.EngineClosedError):
             await service(2)
@@ -334,25 +328,22 @@ def panic_at_one(x: int) -> int:
     return x
 
 
-@ps.node
-async def panicking(x: int) -> int:
+async def panic_at_one_later(x: int) -> int:
     return panic_at_one(x)
 
 
-panicking_in_thread = ps.node(runs_on="thread", name="panicking_in_thread")(panic_at_one)
+def panic_at_ones(xs: list[int]) -> list[int]:
+    return list(map(panic_at_one, xs))
 
 
-@ps.node(batch=ps.Batch(1))
-async def panicking_batch(xs: list[int]) -> list[int]:
-    return [panic_at_one(x) for x in xs]
-
-
-@ps.node(batch=ps.Batch(1), runs_on="thread")
-def panicking_batch_in_thread(xs: list[int]) -> list[int]:
-    return [panic_at_one(x) for x in xs]
-
-
-@pytest.mark.parametrize("node", [panicking, panicking_in_thread, panicking_batch, panicking_batch_in_thread])
+@pytest.mark.parametrize(
+    "node",
+    [
+        ps.node(panic_at_one_later), ps.node(runs_on="thread")(panic_at_one),
+        ps.node(batch=ps.Batch(1))(panic_at_ones), ps.node(batch=ps.Batch(1), runs_on="thread")(panic_at_ones),
+    ],
+    ids=["loop", "thread", "batch", "batch in a thread"],
+)  # fmt: skip
 async def test_a_panic_ends_its_own_call_of_a_deployment_and_no_other(node: Any) -> None:
     graph = ps.graph(node)
     async with engine.deploy(graph) as service:
@@ -379,13 +370,9 @@ async def test_what_ends_the_program_does_not_wait_for_its_turn_in_a_body(over: 
     async def over_stream() -> AsyncIterator[int]:
         return ps.map_each(stop_at_one, numbers(3))
 
-    async def read() -> None:
-        async with engine.stream(over_stream()) as results:
-            await anext(results)
-
     with pytest.raises(kind):
         async with asyncio.timeout(10):
-            await (engine.run(over_list()) if over == "list" else read())
+            await (engine.run(over_list()) if over == "list" else anext(engine.stream(over_stream())))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, Panic])
@@ -427,16 +414,11 @@ def refuse_in_thread(x: int) -> int:
     raise RefusesAttributes(x)
 
 
-@ps.node
-async def refuse_on_loop(x: int) -> int:
+async def refuse(x: int = 1) -> int:
     raise RefusesAttributes(x)
 
 
-async def refuse_to_start() -> None:
-    raise RefusesAttributes(1)
-
-
-@pytest.mark.parametrize("node", [refuse_in_thread, refuse_on_loop, model(enter=refuse_to_start)])
+@pytest.mark.parametrize("node", [refuse_in_thread, ps.node(refuse), model(enter=refuse)])
 async def test_an_exception_that_refuses_attributes_is_the_one_that_is_raised(node: Any) -> None:
     with pytest.raises(RefusesAttributes):
         await engine.run(ps.graph(node)(1))

@@ -34,19 +34,6 @@ async def test_a_killed_worker_process_fails_its_own_item_only() -> None:
             assert await service(4) == 4
 
 
-async def test_an_unpicklable_argument_or_result_is_an_error_of_its_item() -> None:
-    async with engine.Engine() as own:
-        outcomes = await outcomes_of(own.stream(squared(x) for x in (2, lambda: 3, 4)))
-        assert [outcome.value for outcome in outcomes] == [4, None, 16]
-        assert outcomes[1].error is not None
-        assert "cannot be sent to a worker process" in str(outcomes[1].error)
-        assert outcomes[1].error.__notes__[-1] == "in node 'square' of graph 'square', item 1, attempt 1"
-        with pytest.raises(TypeError, match="cannot be sent back from a worker process") as raised:
-            await own.run(ps.graph(process_nodes.unpicklable_result)(1))
-        assert "in node 'unpicklable_result'" in raised.value.__notes__[-1]
-        assert await own.run(squared(5)) == 25
-
-
 async def test_a_worker_that_is_busy_when_its_attempt_times_out_is_killed() -> None:
     async with engine.Engine() as own:
         for _ in range(2):

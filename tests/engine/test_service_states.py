@@ -8,29 +8,13 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import model, numbers, slow_to_leave, values_of, virtual
-
-
-def gated(gate: asyncio.Event) -> ps.Graph[[int], int]:
-    """Returns a graph whose node finishes its start when the gate opens."""
-    return ps.graph(model(enter=gate.wait))
-
-
-@ps.node
-async def sleep_for_ever(x: int) -> int:
-    await asyncio.Event().wait()
-    return x
-
-
-endless = ps.graph(sleep_for_ever)
+from tests.kit import Gate, begun, model, numbers, outcomes, slow_to_leave, values_of, virtual
 
 
 async def test_everybody_who_waits_until_a_service_is_ready_goes_on() -> None:
     gate = asyncio.Event()
-    service = engine.deploy(gated(gate))
-    waiting = [asyncio.create_task(service.wait_ready()) for _ in range(3)]
-    entering = asyncio.create_task(service.__aenter__())
-    await testing.wait_quiescent()
+    service = engine.deploy(ps.graph(model(enter=gate.wait)))
+    *waiting, entering = await begun(*(service.wait_ready() for _ in range(3)), service.__aenter__())
     assert (service.state, [task.done() for task in waiting]) == ("starting", [False] * 3)
     gate.set()
     await asyncio.gather(entering, *waiting)
@@ -40,32 +24,34 @@ async def test_everybody_who_waits_until_a_service_is_ready_goes_on() -> None:
     assert service.state == "stopped"
 
 
-async def test_who_waits_for_a_service_that_is_stopped_before_it_is_ready_is_told() -> None:
-    service = engine.deploy(gated(asyncio.Event()))
-    waiting = asyncio.create_task(service.wait_ready())
-    entering = asyncio.create_task(service.__aenter__())
-    await testing.wait_quiescent()
-    entering.cancel()
-    await asyncio.wait([entering])
-    with pytest.raises(ps.EngineClosedError, match="is stopped"):
-        await waiting
-    with pytest.raises(ps.EngineClosedError, match="is stopped"):
-        await service.wait_ready()
+@pytest.mark.parametrize("fails", [True, False])
+async def test_who_waits_for_a_service_that_is_stopped_before_it_is_ready_is_told(fails: bool) -> None:
+    async def enter() -> None:
+        await gate.wait(1)
+        raise ConnectionError
+
+    gate = Gate()
+    service = engine.deploy(ps.graph(model(enter=enter)))
+    waiting, entering = await begun(service.wait_ready(), service.__aenter__())
+    gate.open() if fails else entering.cancel()
+    assert await outcomes(entering) == [ConnectionError if fails else asyncio.CancelledError]
+    for wait in (waiting, service.wait_ready()):
+        with pytest.raises(ps.EngineClosedError, match="is stopped"):
+            await wait
+    assert service.state == "stopped"
 
 
 @pytest.mark.parametrize("end", ["drain", "abort"])
 async def test_who_waits_until_a_service_is_stopped_goes_on_when_it_is(end: str) -> None:
-    service = engine.deploy(endless)
+    service = engine.deploy(Gate().graph())
     waiting = asyncio.create_task(service.wait_stopped())
     async with service:
-        call = asyncio.create_task(service(1))
-        await testing.wait_quiescent()
+        [call] = await begun(service(1))
         assert not waiting.done()
         await (service.drain(timeout_seconds=0) if end == "drain" else service.abort())
         await waiting
     await service.wait_stopped()
-    with pytest.raises(ps.EngineClosedError):
-        await call
+    assert await outcomes(call) == [ps.EngineClosedError]
 
 
 @pytest.mark.parametrize("of", ["run", "stream of one call"])
@@ -94,10 +80,8 @@ async def test_every_call_that_was_made_is_counted_once_by_how_it_ended(of: str)
         assert await call(0) == 0
         with pytest.raises(ps.DeadlineExceeded):
             await call(1, timeout_seconds=0.01)
-        inside = [asyncio.create_task(call(x)) for x in (-1, 1, 1)]
-        await testing.wait_quiescent()
-        waiting = [asyncio.create_task(call(1)) for _ in range(3)]
-        await testing.wait_quiescent()
+        inside = await begun(*map(call, (-1, 1, 1)))
+        waiting = await begun(*map(call, (1, 1, 1)))
         with pytest.raises(ps.Overloaded):
             await call(1)
         waiting[0].cancel()
@@ -109,9 +93,8 @@ async def test_every_call_that_was_made_is_counted_once_by_how_it_ended(of: str)
         async with service.stream(streamed(0)):
             pass  # the call is closed before it asks for a place
         release.set()
-        await asyncio.wait([*inside, *waiting])
+        assert (await outcomes(*inside, *waiting))[0] is ValueError
         seen = service.statistics()
-    assert isinstance(inside[0].exception(), ValueError)
     assert (seen.completed, seen.failed, seen.cancelled, seen.expired, seen.admission.refused) == (4, 1, 3, 2, 1)
     assert "4 completed, 1 failed, 3 cancelled, 2 expired" in str(seen)
 
@@ -146,9 +129,11 @@ async def test_what_expires_while_its_handler_unwinds_has_expired_and_not_failed
 @pytest.mark.parametrize("of", ["stream", "stream of one call"])
 @virtual
 async def test_a_call_in_a_node_that_has_no_time_left_counts_as_expired_in_both_kinds_of_stream(of: str) -> None:
+    endless = Gate().graph()
+
     @ps.node
     async def ask(x: int) -> int:
-        return await engine.run(endless(x), timeout_seconds=5)
+        return await engine.run(endless(x), timeout_seconds=5)  # type: ignore[no-any-return]
 
     values = ask >> numbers
     results = engine.stream([ps.graph(ask)(1)]) if of == "stream" else engine.stream(values(1))
