@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -13,7 +12,18 @@ import pytest
 
 import penstock as ps
 from penstock import data, engine, testing
-from tests.kit import SCHEDULERS, Scheduler, numbers, values_of, virtual
+from tests.kit import (
+    SCHEDULERS,
+    Gate,
+    Scheduler,
+    begun,
+    cancelled_at_every_step,
+    numbers,
+    outcomes,
+    values_of,
+    virtual,
+    without_the_collector,
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,11 @@ async def less(amount: int) -> int:
 @ps.node
 def is_left(amount: int) -> bool:
     return amount > 0
+
+
+@ps.node
+def larger(left: int, right: int) -> int:
+    return max(left, right)
 
 
 one = ps.graph(work)
@@ -120,8 +135,10 @@ async def down(amount: int) -> int:
         (lambda: ps.while_loop(is_left, down, 2), [(0, 0), (1, 0), (0, 1)]),
         (lambda: ps.map_each(branch, [1, 2], concurrency=1), [(0, 0), (0, 1), (1, 1)]),
         (lambda: ps.map_each(lambda n: ps.while_loop(is_left, down, n), [1, 1], concurrency=1), [(0, 0), (0, 0)]),
+        (lambda: ps.fold(lambda total, n: branch(n), numbers(3), 0), [(0, 1), (0, 2), (1, 2)]),
+        (lambda: ps.fold(larger, ps.map_each(branch, numbers(3), concurrency=1), 0), [(0, 1), (0, 2), (1, 2)]),
     ],
-    ids=["cond", "switch", "while_loop", "map_each", "nested"],
+    ids=["cond", "switch", "while_loop", "map_each", "nested", "fold", "map of a stream"],
 )
 async def test_a_node_emits_at_any_depth(control: Callable[[], Any], expected: list[tuple[int, int]]) -> None:
     @ps.graph
@@ -129,29 +146,8 @@ async def test_a_node_emits_at_any_depth(control: Callable[[], Any], expected: l
         found: object = await control()
         return found
 
-    async with engine.stream(graph(), events=Progress) as events:
-        assert [(event.value.done, event.item) async for event in events] == expected
-
-
-async def test_a_node_emits_in_a_fold_and_in_a_map_of_a_stream() -> None:
-    @ps.node(effectful="unordered")
-    async def add(total: int, number: int) -> int:
-        await ps.emit(f"add {number}")
-        return total + number
-
-    @ps.node(effectful="unordered")
-    async def double(number: int) -> int:
-        await ps.emit(f"double {number}")
-        return 2 * number
-
-    @ps.graph
-    async def total() -> int:
-        return await ps.fold(add, ps.map_each(double, numbers(3), concurrency=1), 0)
-
-    async with engine.stream(total(), events=str) as events:
-        got = [event.value async for event in events]
-        assert sorted(got) == ["add 0", "add 2", "add 4", "double 0", "double 1", "double 2"]
-        assert await events.result() == 6
+    events = await values_of(engine.stream(graph(), events=Progress))
+    assert [(event.value.done, event.item) for event in events] == expected
 
 
 async def test_an_event_says_node_item_and_attempt_and_a_retry_takes_nothing_back() -> None:
@@ -169,9 +165,9 @@ async def test_an_event_says_node_item_and_attempt_and_a_retry_takes_nothing_bac
     async def graph() -> list[int]:
         return await ps.map_each(third_time, [7, 8], concurrency=1)
 
-    async with engine.stream(graph(), events=str) as events:
-        got = [(event.kind, event.value, event.node, event.item, event.attempt) async for event in events]
-    assert got == [("event", "begun", "third time", item, attempt) for item in (0, 1) for attempt in (1, 2, 3)]
+    assert await values_of(engine.stream(graph(), events=str)) == [
+        engine.Event("begun", "third time", item, attempt) for item in (0, 1) for attempt in (1, 2, 3)
+    ]
 
 
 async def test_tasks_that_a_handler_and_its_helper_have_started_emit() -> None:
@@ -186,8 +182,7 @@ async def test_tasks_that_a_handler_and_its_helper_have_started_emit() -> None:
         await asyncio.create_task(tell(1))
         await helper()
 
-    async with engine.stream(ps.graph(starts_tasks)(), events=Progress) as events:
-        assert await seen(events) == [1, 2]
+    assert await seen(engine.stream(ps.graph(starts_tasks)(), events=Progress)) == [1, 2]
 
 
 async def test_only_the_class_that_is_asked_for_is_read() -> None:
@@ -198,8 +193,8 @@ async def test_only_the_class_that_is_asked_for_is_read() -> None:
         await ps.emit(2)
 
     for kind, expected in ((Progress, [Progress(1)]), (object, ["text", Progress(1), 2])):
-        async with engine.stream(ps.graph(both)(), events=kind) as events:
-            assert [event.value async for event in events] == expected
+        events = await values_of(engine.stream(ps.graph(both)(), events=kind))
+        assert [event.value for event in events] == expected
 
 
 # Events together with a stream of values.
@@ -253,8 +248,8 @@ async def test_events_of_a_step_beside_the_stream_are_read_after_its_values() ->
         await beside()
         return two()
 
-    async with engine.stream(graph(), events=Progress, capacity=1) as items:
-        got = [item.value.done if item.kind == "event" else item.value async for item in items]
+    items = await values_of(engine.stream(graph(), events=Progress, capacity=1))
+    got = [item.value.done if item.kind == "event" else item.value for item in items]
     assert sorted(got, key=lambda one: one >= 0) == [-1, -2, *range(40)]
 
 
@@ -334,8 +329,6 @@ async def test_what_a_checkpointed_stream_emits_comes_again_after_a_restart(tmp_
     again, rest = await read(100)
     assert again == rest
     assert rest in (list(range(20)), list(range(5, 20)))
-    with pytest.raises(ps.OptionsError, match="for a graph that returns a stream"):
-        engine.stream(one(1), events=Progress, checkpoint=ps.Checkpoint(tmp_path))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 # Bounds and order of events.
@@ -402,14 +395,12 @@ async def test_emitters_that_wait_for_room_are_let_in_in_the_order_in_which_they
     async def graph() -> list[int]:
         return await ps.map_each(say, list(range(20)), concurrency=20)
 
-    async with engine.stream(graph(), events=int, capacity=2) as events:
-        await events.wait_started()
-        await testing.wait_quiescent()
-        assert [event.value async for event in events] == list(range(20))
-    async with engine.stream(graph(), events=int, capacity=2) as events:
-        await events.wait_started()
-        await testing.wait_quiescent()
-        assert await events.result() == list(range(20))
+    for is_read in (True, False):
+        async with engine.stream(graph(), events=int, capacity=2) as events:
+            await events.wait_started()
+            await testing.wait_quiescent()
+            found = [event.value async for event in events] if is_read else await events.result()
+        assert found == list(range(20))
 
 
 # Code that may emit, and code that may not.
@@ -482,30 +473,23 @@ async def test_a_node_without_an_engine_is_just_its_function() -> None:
     assert await one(3) == 3
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"events": 3}, "events=3: the class of the events"),
-        ({"events": list[int]}, "the class of the events"),
-        ({"events": int, "capacity": 0}, "capacity=0"),
-        ({"capacity": 3}, "capacity= bounds the events of a call"),
-    ],
-)
-async def test_options_that_are_refused(options: Any, message: str) -> None:
-    with pytest.raises(ps.OptionsError, match=message):
-        engine.stream(one(1), **options)
-    with pytest.raises(ps.OptionsError, match="events= reads the events of one call"):
-        engine.stream([one(1)], events=int)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-
-
-async def test_a_call_of_one_value_without_events_is_refused_and_says_how_to_read_them() -> None:
-    with pytest.raises(ps.PlanError, match=r"engine.stream\(call, events="):
-        engine.stream(one(1))  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+async def test_what_has_no_events_to_read_is_refused_and_says_how_to_read_them() -> None:
     async with engine.deploy(one) as service:
-        with pytest.raises(ps.PlanError, match=r"service.stream\(call, events="):
-            service.stream(one(1))  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
-        with pytest.raises(ps.PlanError, match="not part of this deployment"):
-            service.stream(in_thread(1), events=Progress)
+        stream: Any = engine.stream
+        deployed: Any = service.stream
+        for verb, call, options, message in (
+            (stream, one(1), {"events": 3}, "events=3: the class of the events"),
+            (stream, one(1), {"events": list[int]}, "the class of the events"),
+            (stream, one(1), {"events": int, "capacity": 0}, "capacity=0"),
+            (stream, one(1), {"events": int, "checkpoint": ps.Checkpoint("/")}, "for a graph that returns a stream"),
+            (stream, answer(1), {"capacity": 3}, "capacity= bounds the events of a call"),
+            (stream, [one(1)], {"events": int}, "events= reads the events of one call"),
+            (stream, one(1), {}, r"engine.stream\(call, events="),
+            (deployed, one(1), {}, r"service.stream\(call, events="),
+            (deployed, in_thread(1), {"events": int}, "not part of this deployment"),
+        ):
+            with pytest.raises((ps.OptionsError, ps.PlanError), match=message):
+                verb(call, **options)
 
 
 # Events without a reader, and events after the outcome.
@@ -600,13 +584,12 @@ async def test_the_error_of_the_call_comes_after_the_events_before_it() -> None:
 
 
 async def test_a_refusal_and_a_deadline_are_errors_of_the_call() -> None:
-    held = asyncio.Event()
+    gate = Gate()
 
     @ps.node(effectful="unordered")
     async def waits() -> int:
         await ps.emit(Progress(1))
-        await held.wait()
-        return 1
+        return await gate.wait(1)
 
     graph = ps.graph(waits)
 
@@ -616,9 +599,9 @@ async def test_a_refusal_and_a_deadline_are_errors_of_the_call() -> None:
             refused = service.stream(graph(), events=Progress)
             with pytest.raises(ps.Overloaded):
                 await refused.wait_started()
-            held.set()
+            gate.open()
             assert await seen(events) == [1]
-        held.clear()
+        gate.close()
         async with service.stream(graph(), events=Progress, timeout_seconds=0.01) as events:
             with pytest.raises(ps.DeadlineExceeded):
                 await events.result()
@@ -630,9 +613,7 @@ async def test_a_refusal_and_a_deadline_are_errors_of_the_call() -> None:
 @pytest.mark.parametrize("how", ["leaves", "drops", "drops while it waits", "closes"])
 async def test_a_reader_that_leaves_cancels_the_call(how: str) -> None:
     endless = Endless()
-    gc.collect()
-    gc.disable()
-    try:
+    with without_the_collector():
         events = engine.stream(endless.graph(), events=Progress)
         await anext(events)
         if how == "leaves":
@@ -649,8 +630,6 @@ async def test_a_reader_that_leaves_cancels_the_call(how: str) -> None:
         del events
         await testing.wait_quiescent()
         assert endless.ended == ["cancelled"]
-    finally:
-        gc.enable()
 
 
 async def test_a_read_that_is_cancelled_leaves_the_stream_open() -> None:
@@ -663,27 +642,24 @@ async def test_a_read_that_is_cancelled_leaves_the_stream_open() -> None:
         await asked.wait()
         return 3
 
-    async def cancelled(read: "asyncio.Future[Any]") -> None:
-        await testing.wait_quiescent()
-        read.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await read
+    async def cancelled(read: Any) -> None:
+        [reading] = await begun(read)
+        reading.cancel()
+        assert await outcomes(reading) == [asyncio.CancelledError]
 
     async with engine.stream(ps.graph(tells)(), events=Progress) as events:
-        await cancelled(asyncio.ensure_future(anext(events)))
+        await cancelled(anext(events))
         told.set()
         assert (await anext(events)).value == Progress(1)
-        await cancelled(asyncio.ensure_future(anext(events)))
-        await cancelled(asyncio.ensure_future(events.result()))
+        await cancelled(anext(events))
+        await cancelled(events.result())
         asked.set()
         assert await events.result() == 3
 
 
 async def test_one_reader() -> None:
     async with engine.stream(Endless().graph(), events=Progress, capacity=1) as events:
-        first, second = (asyncio.ensure_future(anext(events)) for _ in range(2))
-        done = await asyncio.gather(first, second, return_exceptions=True)
-        assert [type(one) for one in done].count(RuntimeError) == 1
+        assert (await outcomes(anext(events), anext(events))).count(RuntimeError) == 1
 
 
 async def test_the_end_of_a_call_raises_in_a_thread_that_waits() -> None:
@@ -781,37 +757,16 @@ async def test_a_task_of_an_attempt_that_has_failed_emits_nothing_more() -> None
         await tasks[0]
         await ps.emit("second")
 
-    async with engine.stream(ps.graph(leaves_a_task)(), events=str) as events:
-        assert [event.value async for event in events] == ["second"]
-
-
-async def test_a_drained_deployment_waits_for_the_reader_and_an_aborted_one_ends_it() -> None:
-    async with engine.deploy(one) as service:
-        events = service.stream(one(40), events=Progress)
-        await anext(events)
-        draining = asyncio.ensure_future(service.drain())
-        await testing.wait_quiescent()
-        assert not draining.done()
-        assert len(await seen(events)) == 39
-        await draining
-    endless = Endless()
-    async with engine.deploy(endless.graph) as service:
-        events = service.stream(endless.graph(), events=Progress)
-        await anext(events)
-        await service.abort()
-        with pytest.raises(ps.EngineClosedError):
-            await seen(events)
-    assert endless.ended == ["cancelled"]
+    [event] = await values_of(engine.stream(ps.graph(leaves_a_task)(), events=str))
+    assert event.value == "second"
 
 
 def test_a_cancel_at_every_step_leaves_nothing() -> None:
     async def main() -> list[object]:
-        async with engine.stream(answer(3), events=Progress, capacity=1) as items:
-            got: list[object] = [item.value async for item in items]
+        items = await values_of(engine.stream(answer(3), events=Progress, capacity=1))
         async with engine.stream(one(3), events=Progress, capacity=1) as events:
             await anext(events)
-            return [*got, await events.result()]
+            return [*items, await events.result()]
 
-    for outcome in testing.cancel_at_every_step(main):
-        assert (outcome.tasks_left, outcome.loop_errors) == ((), ())
+    for outcome in cancelled_at_every_step(main):
         assert outcome.cancelled or len(outcome.result or ()) == 3 + 3 + 3 + 1 + 1

@@ -133,7 +133,7 @@ async def test_a_call_in_a_node_that_has_no_time_left_counts_as_expired_in_both_
 
     @ps.node
     async def ask(x: int) -> int:
-        return await engine.run(endless(x), timeout_seconds=5)  # type: ignore[no-any-return]
+        return await engine.run(endless(x), timeout_seconds=5)
 
     values = ask >> numbers
     results = engine.stream([ps.graph(ask)(1)]) if of == "stream" else engine.stream(values(1))
