@@ -240,7 +240,8 @@ async def test_a_misuse_is_refused_with_the_remedy(call: str, what: str, remedy:
     assert remedy in str(caught.value)
 
 
-async def test_a_task_group_that_fails_in_a_body_is_the_error_of_the_call() -> None:
+@pytest.mark.parametrize("call", ["ps.while_loop(is_positive, fail, x)", "ps.map_each(fail, [x])"])
+async def test_a_task_group_that_fails_in_a_body_is_the_error_of_the_call(call: str) -> None:
     async def raising(x: int) -> None:
         raise ValueError(f"no {x}")
 
@@ -250,18 +251,10 @@ async def test_a_task_group_that_fails_in_a_body_is_the_error_of_the_call() -> N
             group.create_task(raising(x))
         return x
 
-    @ps.graph
-    async def looped(x: int) -> int:
-        return await ps.while_loop(is_positive, fail, x)
-
-    @ps.graph
-    async def mapped(x: int) -> list[int]:
-        return await ps.map_each(fail, await up_to(x))
-
-    for graph in (looped, mapped):
-        with pytest.raises(ExceptionGroup) as caught:
-            await engine.run(graph(1))
-        assert isinstance(caught.value.exceptions[0], ValueError)
+    graph = define(f"@ps.graph\nasync def g(x): return await {call}", fail=fail, is_positive=is_positive)
+    with pytest.raises(ExceptionGroup) as caught:
+        await engine.run(graph(1))
+    assert isinstance(caught.value.exceptions[0], ValueError)
 
 
 def test_a_value_that_is_not_known_yet_is_no_body() -> None:

@@ -263,17 +263,9 @@ async def test_a_stream_is_handed_over_while_an_effect_reads_its_other_branch() 
     assert await values_of(engine.stream(graph("x"))) == ["x 0", "x 1", "x 2"]
 
 
-@ps.node(concurrency=1)
-async def limited(name: str) -> AsyncIterator[str]:
-    yield name
-
-
-@ps.node(concurrency=1)
-async def total(values: AsyncIterator[str]) -> int:
-    return len([value async for value in values])
-
-
 def test_a_stream_whose_place_is_needed_before_an_effect_is_refused() -> None:
+    limited = ps.node(concurrency=1, name="limited")(count.fn)
+
     async def body(x: str) -> Any:
         values = limited(x)
         await book(x)
@@ -292,10 +284,7 @@ def test_an_effect_is_awaited_where_it_is_called() -> None:
         async def branch(name: str) -> Any:
             return await call
 
-        async def other(name: str) -> Any:
-            return name
-
-        return await ps.cond(x, branch, other, x)  # type: ignore[arg-type]
+        return await ps.cond(x, branch, lambda name: name, x)  # type: ignore[arg-type]
 
     with pytest.raises(ps.GraphTraceError, match="'book' is called outside of this body and awaited inside"):
         engine.plan(ps.graph(body))

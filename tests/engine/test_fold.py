@@ -5,14 +5,15 @@ import functools
 import operator
 import weakref
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
 from penstock.engine import ActorStatistics
-from tests.kit import SCHEDULERS, numbers, virtual
+from tests.engine.tracing import define, refusal
+from tests.kit import SCHEDULERS, cancelled_at_every_step, numbers, values_of, virtual
 
 
 class Refused(Exception):
@@ -87,7 +88,7 @@ async def test_the_values_are_folded_in_their_order(fn: Any, expected: object, s
 
     assert await engine.run(folded(4), scheduler=scheduler) == expected
     assert await engine.run(folded(0), scheduler=scheduler) == "-"
-    assert [result async for result in engine.stream([folded(4), folded(0)])] == [expected, "-"]
+    assert await values_of(engine.stream([folded(4), folded(0)])) == [expected, "-"]
 
 
 async def test_outside_of_a_graph_it_is_plain_python() -> None:
@@ -169,16 +170,15 @@ async def test_success_rates_of_streams_and_services() -> None:
         assert service.statistics().success_rate == 1.0
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-async def test_an_error_of_the_stream_is_raised(on_error: Literal["raise", "skip"]) -> None:
+async def test_an_error_of_the_stream_is_raised() -> None:
     @ps.node
     async def broken() -> AsyncIterator[int]:
         yield 1
         raise Refused("the stream")
 
-    call = folding(joined, broken, on_error=on_error)
-    with pytest.raises(Refused, match="the stream"):
-        await engine.run(call)
+    for on_error in ("raise", "skip"):
+        with pytest.raises(Refused, match="the stream"):
+            await engine.run(folding(joined, broken, on_error=on_error))
 
 
 @virtual
@@ -195,11 +195,7 @@ async def test_a_deadline_ends_it_while_it_waits_for_a_value() -> None:
 
 def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
     call = folding(joined_later, lambda: numbers(3), on_error="skip")
-    results = []
-    for outcome in testing.cancel_at_every_step(lambda: engine.run(call)):
-        assert not outcome.tasks_left, outcome
-        assert not outcome.loop_errors, outcome
-        results.append(outcome.result)
+    results = [outcome.result for outcome in cancelled_at_every_step(lambda: engine.run(call))]
     assert results[-1] == "012"
 
 
@@ -289,21 +285,13 @@ def test_wrong_arguments_are_refused(make: Callable[[], Any], message: str) -> N
         make()
 
 
-async def _without_annotation(values: list[int]) -> int:
-    return await ps.fold(operator.add, values, 0)  # type: ignore[call-overload, no-any-return]
-
-
-async def _read_twice(limit: int) -> tuple[str, str]:
-    stream = numbers(limit)
-    return await ps.fold(joined, stream, ""), await ps.fold(joined, stream, "")
-
-
-@pytest.mark.parametrize(
-    ("body", "message"), [(_without_annotation, "annotated as AsyncIterator"), (_read_twice, "a stream has one reader")]
-)
-def test_what_is_no_unread_stream_is_refused(body: Any, message: str) -> None:
-    with pytest.raises(ps.GraphTraceError, match=message):
-        engine.plan(ps.graph(body))
+def test_what_is_no_unread_stream_is_refused() -> None:
+    for line, told in (
+        ("return await ps.fold(joined, limit, '')", "annotated as AsyncIterator"),
+        ("n = numbers(limit)\n    return await ps.fold(joined, n, ''), await ps.fold(joined, n, '')", "one reader"),
+    ):
+        source = f"@ps.graph\nasync def g(limit: list):\n    {line}"
+        assert told in refusal(lambda source=source: define(source, joined=joined, numbers=numbers))  # type: ignore[misc]
 
 
 def test_it_is_drawn_with_its_body() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any, Literal
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import data, engine
 from tests.kit import counted as count
-from tests.kit import values_of
+from tests.kit import outcomes, values_of
 
 OnError = Literal["raise", "skip", "return"]
 
@@ -130,12 +129,12 @@ async def test_what_a_split_has_made_meets_again() -> None:
     assert await collected(pairs(50)) == [number + 10 * (2 * number + 1) for number in range(25)]
 
 
-def shown(outcomes: list[Any]) -> list[Any]:
+def shown(results: list[Any]) -> list[Any]:
     return [
         (one.index, one.value, None if one.error is None else one.error.args)
         if isinstance(one, engine.Outcome)
         else one
-        for one in outcomes
+        for one in results
     ]
 
 
@@ -183,13 +182,9 @@ async def test_items_are_counted_good_and_bad_ones_alike(on_error: OnError) -> N
     async def counted(first: int) -> list[tuple[int, int]]:
         """Return how many items each node has completed and failed, up to the first error."""
         async with engine.Engine() as own:
-            with suppress(ValueError):
-                await own.run(of_list(list(range(first, 9))))
-            async with own.stream(of_stream(9)) as values:
-                with suppress(ValueError):
-                    async for _ in values:
-                        pass
-                found = *own.statistics().actors, *values.statistics().actors
+            values = own.stream(of_stream(9))
+            await outcomes(own.run(of_list(list(range(first, 9)))), values_of(values))
+            found = *own.statistics().actors, *values.statistics().actors
         return [(one.completed, one.failed) for one in found if one.node in ("map_each", "odd")]
 
     if on_error == "raise":
@@ -199,15 +194,9 @@ async def test_items_are_counted_good_and_bad_ones_alike(on_error: OnError) -> N
 
 
 async def test_a_stream_that_fails_is_not_counted_as_given_as_well() -> None:
-
-    async with engine.stream(ps.graph(breaks)(3)) as values:
-        with pytest.raises(OSError, match="the stream"):
-            async for _ in values:
-                pass
-        [failed] = values.statistics().actors
-    async with engine.stream(ps.graph(count)(3)) as values:
-        assert [value async for value in values] == [0, 1, 2]
-        [done] = values.statistics().actors
+    broken, whole = engine.stream(ps.graph(breaks)(3)), engine.stream(ps.graph(count)(3))
+    assert await outcomes(values_of(broken), values_of(whole)) == [OSError, [0, 1, 2]]
+    [failed], [done] = broken.statistics().actors, whole.statistics().actors
     assert (failed.completed, failed.failed, failed.success_rate) == (0, 1, 0.0)
     assert (done.completed, done.failed, done.success_rate) == (1, 0, 1.0)
 

@@ -16,9 +16,9 @@ import anyio.to_thread
 import pytest
 
 import penstock as ps
-from penstock import engine, testing
+from penstock import engine
 from penstock.engine import CallOptions
-from tests.kit import Gate, values_of
+from tests.kit import Gate, begun, values_of
 
 
 @ps.node
@@ -74,15 +74,13 @@ async def test_a_keyword_wins_over_contexts_those_over_the_engine_that_over_the_
 
 
 async def test_a_context_that_is_left_in_another_task_changes_nothing_there() -> None:
-    entered, left = asyncio.Event(), asyncio.Event()
+    left = asyncio.Event()
 
     async def inside() -> None:
         with ps.execution_options(timeout_seconds=1000):
-            entered.set()
             await left.wait()
 
-    task = asyncio.create_task(inside())
-    await entered.wait()
+    [task] = await begun(inside())
     assert await _run() is None
     left.set()
     await task
@@ -203,8 +201,7 @@ async def test_max_queue_and_priority_decide_who_waits_for_a_place() -> None:
     gate = Gate()
     graph = gate.graph()
     async with engine.deploy(graph, max_in_flight=1, max_queue=2) as service:
-        calls = [asyncio.ensure_future(service.run(graph(n), priority=n)) for n in range(3)]
-        await testing.wait_quiescent()
+        calls = await begun(*(service.run(graph(n), priority=n) for n in range(3)))
         with pytest.raises(ps.Overloaded):
             await service.run(graph(3))
         gate.open()

@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,22 +13,18 @@ import pytest
 import penstock as ps
 from penstock import engine
 from penstock.testing import wait_quiescent
-from tests.kit import Gate, numbers, outcomes_of, virtual
+from tests.kit import Gate, begun, numbers, outcomes, outcomes_of, virtual
 
 
 def key_of(call: ps.Call[Any]) -> Any:
     return call.arguments[0]
 
 
+@ps.graph
 @ps.node
-async def wait(key: Any, seconds: float) -> float:
+async def waiting(key: Any, seconds: float) -> float:
     await asyncio.sleep(seconds)
     return seconds
-
-
-@ps.graph
-async def waiting(key: Any, seconds: float) -> float:
-    return await wait(key, seconds)
 
 
 @ps.graph
@@ -59,14 +56,14 @@ async def test_a_thread_that_goes_on_after_its_timeout_keeps_the_key(kind: str) 
     made = ps.graph(run) if kind == "inside" else graph
     calls = [made(name) for name in ("a0", "a1", "b0", "a2")]
     async with engine.stream(calls, ordered=False, order_by=lambda call: call.arguments[0][0]) as results:
-        outcomes = results.outcomes()
-        ended = {(await anext(outcomes)).index for _ in range(2)}
+        reader = results.outcomes()
+        ended = {(await anext(reader)).index for _ in range(2)}
         assert ended == {0, 2}
         await wait_quiescent()
         assert sorted(begun) == ["a0", "b0"]  # a0 has failed, but its thread still runs
         assert results.statistics().waiting_for_keys == 2
         go_on.set()
-        assert [(one.index, one.value) async for one in outcomes] == [(1, "a1"), (3, "a2")]
+        assert [(one.index, one.value) async for one in reader] == [(1, "a1"), (3, "a2")]
         await results.aclose()
 
 
@@ -89,12 +86,10 @@ async def test_an_item_whose_key_fails_fails_alone(is_deployed: bool) -> None:
 
     calls = [waiting(number, 0) for number in range(5)]
     async with engine.deploy(waiting) as service:
-        outcomes = await outcomes_of((service if is_deployed else engine).stream(calls, order_by=key))
-        errors = [type(outcome.error) for outcome in outcomes]
-        assert errors == [LookupError, TypeError, TypeError, ps.NodeCancelledError, type(None)]
-        assert "while order_by= of a stream was asked for the key of a call of graph 'waiting'" in str(
-            outcomes[0].error.__notes__  # type: ignore[union-attr]
-        )
+        ended = await outcomes_of((service if is_deployed else engine).stream(calls, order_by=key))
+        errors: list[Any] = [outcome.error for outcome in ended]
+        assert list(map(type, errors)) == [LookupError, TypeError, TypeError, ps.NodeCancelledError, type(None)]
+        assert "order_by= of a stream was asked for the key of a call of graph 'waiting'" in errors[0].__notes__[0]
         assert not service.statistics().admission.in_flight
 
 
@@ -159,17 +154,14 @@ async def test_two_streams_of_a_deployment_leave_no_place_free_while_calls_wait(
         assert loop.time() - begun == pytest.approx(len(calls) * 2 / 8)  # all calls of one second end at once
 
 
+@dataclass
 class Colliding:
     """A key with the same hash as all other keys."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    number: int
 
     def __hash__(self) -> int:
         return 1
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Colliding) and other.number == self.number
 
     def __repr__(self) -> str:
         return f"key {self.number}"
@@ -225,12 +217,9 @@ async def test_thousands_of_calls_of_a_key_may_end_at_once(graph: ps.Graph[[int,
         return key
 
     calls = [graph(1, 0), *(graph(1, 1) for _ in range(3000)), graph(1, 0)]
-    async with (
-        engine.deploy(graph, key=key) as service,
-        service.stream(calls, order_by=key_of, max_in_flight=5000) as results,
-    ):
-        outcomes = [outcome async for outcome in results.outcomes()]
-    assert [outcome.index for outcome in outcomes if outcome.error is None] == [0, 3001]
+    async with engine.deploy(graph, key=key) as service:
+        ended = await outcomes_of(service.stream(calls, order_by=key_of, max_in_flight=5000))
+    assert [outcome.index for outcome in ended if outcome.error is None] == [0, 3001]
 
 
 @pytest.mark.parametrize("end", ["drain", "abort"])
@@ -239,16 +228,10 @@ async def test_a_drain_finishes_what_waits_for_its_key_and_an_abort_ends_it(end:
     graph = gate.graph()
     async with engine.deploy(graph, max_in_flight=3) as service:
         calls = [graph(number) for number in (0, 2, 4, 1)]
-        reading = asyncio.create_task(service.map(calls, max_in_flight=9, order_by=lambda call: call.arguments[0] % 2))
-        await wait_quiescent()
+        [reading] = await begun(service.map(calls, max_in_flight=9, order_by=lambda call: call.arguments[0] % 2))
         assert gate.came == [0, 1]
-        ending = asyncio.create_task(service.drain() if end == "drain" else service.abort())
-        await wait_quiescent()
+        [ending] = await begun(service.drain() if end == "drain" else service.abort())
         gate.open()
         await ending
-        if end == "drain":
-            assert await reading == [0, 2, 4, 1]
-        else:
-            with pytest.raises(ps.EngineClosedError):
-                await reading
-            assert gate.came == [0, 1]
+        assert await outcomes(reading) == [[0, 2, 4, 1] if end == "drain" else ps.EngineClosedError]
+        assert end == "drain" or gate.came == [0, 1]

@@ -11,8 +11,8 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from penstock.testing import cancel_at_every_step, run_virtual, wait_quiescent
-from tests.kit import values_of, virtual
+from penstock.testing import run_virtual, wait_quiescent
+from tests.kit import begun, cancelled_at_every_step, outcomes, values_of, virtual
 
 
 class Seen:
@@ -130,8 +130,7 @@ async def test_a_stream_stands_in_line_once_for_each_key_which_does_not_count_in
         async with service.stream(seen.calls(*"aaabbdddeee", seconds=60), max_in_flight=10):
             await wait_quiescent()
             assert (seen.began, seen.asked, service.statistics().admission.queued) == (["a", "b"], 10, 4)
-            one = asyncio.create_task(service("c", 0))
-            await wait_quiescent()
+            [one] = await begun(service("c", 0))
             with pytest.raises(ps.Overloaded):
                 await service("f", 0)
         assert await one == "c"
@@ -142,22 +141,15 @@ def test_a_drain_finishes_what_has_stepped_aside_and_an_abort_ends_it() -> None:
     async def main(end: str) -> None:
         seen = Seen()
         async with seen.deployed(places=3) as service:
-            results = service.stream(seen.calls("a0!", "a1", "a2", "b0"), max_in_flight=10)
-
-            async def read() -> list[str]:
-                return [name async for name in results]
-
-            reading = asyncio.create_task(read())
-            await wait_quiescent()
+            calls = seen.calls("a0!", "a1", "a2", "b0")
+            [reading] = await begun(values_of(service.stream(calls, max_in_flight=10)))
             if end == "drain":
                 await service.drain()
                 assert await reading == ["a0!", "a1", "a2", "b0"]
             else:
                 await service.abort()
-                with pytest.raises(ps.EngineClosedError):
-                    await reading
+                assert await outcomes(reading) == [ps.EngineClosedError]
                 assert seen.began == ["a0!", "b0"]
-            await results.aclose()
         assert idle(service)
 
     for end in ("drain", "abort"):
@@ -170,12 +162,10 @@ def test_a_stream_that_is_cancelled_at_any_step_leaves_nothing_in_line() -> None
         async with seen.deployed(places=2) as service:
             calls = seen.calls("a0", "a1", "b0", "a2", "b1", "c0")
             try:
-                async with service.stream(calls, max_in_flight=5) as results:
-                    async for _ in results:
-                        pass
+                await values_of(service.stream(calls, max_in_flight=5))
             finally:
                 assert idle(service)
                 assert await service("a caller", 0) == "a caller"
 
-    for outcome in cancel_at_every_step(main):
-        assert not outcome.tasks_left
+    for _ in cancelled_at_every_step(main):
+        pass

@@ -128,7 +128,7 @@ async def test_run_accepts_it_and_streams_that_share_an_instance_take_turns_one_
     assert sorted(seen[3:]) == [0, 1, 10, 11, 20, 21]
 
 
-def test_what_could_not_wait_for_its_turn_is_refused() -> None:
+async def test_what_could_not_wait_for_its_turn_is_refused() -> None:
     noting = Noting([])
 
     @ps.graph
@@ -160,17 +160,12 @@ def test_what_could_not_wait_for_its_turn_is_refused() -> None:
     ):
         with pytest.raises(ps.PlanError, match=told):
             engine.plan(graph)
+    with pytest.raises(ps.PlanError, match="the calls of a deployment have no order"):
+        async with engine.deploy(ps.graph(noting)):
+            pass
     for option in ({"concurrency": 2}, {"capacity": 3}, {"max_bytes": 9}):
         arguments: Any = option
         with pytest.raises(ps.OptionsError, match="ordered=True"):
             ps.node(ordered=True, **arguments)(Noting)
     with pytest.raises(TypeError, match="a class whose __call__ returns one result"):
         ps.node(ordered=True)(waits.fn)
-
-
-async def test_a_deployment_refuses_it() -> None:
-    noting = Noting([])
-
-    with pytest.raises(ps.PlanError, match="the calls of a deployment have no order"):
-        async with engine.deploy(ps.graph(noting)):
-            pass

@@ -97,9 +97,7 @@ async def limited(values: AsyncIterator[int]) -> AsyncIterator[int]:
         yield value + 1
 
 
-@ps.node(concurrency=2)
-async def limited_list(values: AsyncIterator[int]) -> list[int]:
-    return [value async for value in values]
+limited_list = ps.node(concurrency=2, name="limited_list")(listed.fn)
 
 
 @ps.node
