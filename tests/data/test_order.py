@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import data, engine
+from tests.kit import values_of
 
 
 class Numbers:
@@ -147,19 +148,16 @@ async def test_the_values_of_a_batch_are_read_at_once() -> None:
     async def batches(source: Any, size: int) -> AsyncIterator[data.Records[Any]]:
         return data.order(source, shuffle_seed=1, batch=size) >> data.read(source, runs_on="loop")
 
-    async with engine.stream(batches(squares, 4)) as stream:
-        read = await collected(stream)
+    read = await values_of(engine.stream(batches(squares, 4)))
     assert [batch.value.tolist() for batch in read] == [(batch.index**2).tolist() for batch in read]
     assert [len(batch) for batch in read] == [4, 4, 2]
     with pytest.raises(TypeError) as caught:  # a list takes one index, not an array of them
-        async with engine.stream(batches(squares.tolist(), 4)) as stream:
-            await collected(stream)
+        await values_of(engine.stream(batches(squares.tolist(), 4)))
     assert any("the 4 records at positions [0, 1, 2, 3]" in note for note in caught.value.__notes__)
     with pytest.raises(ps.OptionsError, match=r"data.batched\(size\)"):
         data.order(iter("ab"), batch=2)  # type: ignore[call-overload]
     with pytest.raises(ps.OptionsError, match="batch=0"):
-        async with engine.stream(batches(squares, 0)) as stream:
-            await collected(stream)
+        await values_of(engine.stream(batches(squares, 0)))
 
 
 def test_keys_depend_on_the_record_and_the_epoch_alone() -> None:
@@ -202,11 +200,9 @@ async def test_arguments_may_be_values_of_the_graph_and_a_list_is_not_copied() -
     def value_of(record: data.Record[int]) -> int:
         return record.value
 
-    async with engine.stream(ordered([5, 6, 7], None, 2)) as values:
-        assert await collected(values) == [5, 6, 7] * 2
+    assert await values_of(engine.stream(ordered([5, 6, 7], None, 2))) == [5, 6, 7] * 2
     with pytest.raises(ps.OptionsError, match="epochs=0"):
-        async with engine.stream(ordered([5, 6, 7], None, 0)) as values:
-            await collected(values)
+        await values_of(engine.stream(ordered([5, 6, 7], None, 0)))
 
 
 async def test_what_has_no_index_takes_part_without_shuffling() -> None:
@@ -224,8 +220,7 @@ async def test_what_has_no_index_takes_part_without_shuffling() -> None:
     async def numbered(values: AsyncIterator[str]) -> AsyncIterator[Any]:
         return data.order(values) >> data.batched(2)
 
-    async with engine.stream(numbered(lines())) as batches:
-        assert await collected(batches) == [["a", "b"], ["c", "d"], ["e"]]
+    assert await values_of(engine.stream(numbered(lines()))) == [["a", "b"], ["c", "d"], ["e"]]
 
 
 def numbers(count: int) -> Iterator[int]:
@@ -249,14 +244,13 @@ async def test_a_plain_iterator_is_numbered_and_runs_in_a_thread() -> None:
     assert [(record.position, record.value) for record in records] == [(1, 1), (3, 3)]
     assert set(seen) == {"penstock-order-1"}
     for _ in range(2):
-        async with engine.stream(of_argument(numbers(4), 1)) as batches:
-            assert [list(batch) for batch in await collected(batches)] == [[0, 1, 2], [3]]
+        batches = await values_of(engine.stream(of_argument(numbers(4), 1)))
+        assert list(map(list, batches)) == [[0, 1, 2], [3]]
     for wrong, told in (({"shuffle_seed": 1}, r"data\.shuffled"), ({"epochs": 2}, "a function that returns a new one")):
         with pytest.raises(ps.OptionsError, match=told):
             data.order(numbers(4), **wrong)  # type: ignore[call-overload]
     with pytest.raises(ps.OptionsError, match="a function that returns a new one"):
-        async with engine.stream(of_argument(numbers(4), 2)) as batches:
-            await collected(batches)
+        await values_of(engine.stream(of_argument(numbers(4), 2)))
     with pytest.raises(ps.OptionsError, match="shard"):
         await collected(data.order(numbers(4), shard=(2, 2)))
 
@@ -310,11 +304,9 @@ async def test_an_iterator_that_is_written_in_a_graph_is_not_read_twice() -> Non
     async def once() -> AsyncIterator[data.Record[int]]:
         return data.order(held)
 
-    async with engine.stream(once()) as records:
-        assert len(await collected(records)) == 3
+    assert len(await values_of(engine.stream(once()))) == 3
     with pytest.raises(ps.DataError, match="make it an argument of the graph"):
-        async with engine.stream(once()) as records:
-            await collected(records)
+        await values_of(engine.stream(once()))
 
 
 def test_wrong_arguments_are_refused_where_they_are_written() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import data, engine, testing
-from tests.kit import SCHEDULERS, Scheduler, values_of, virtual
+from tests.kit import SCHEDULERS, Scheduler, negative, values_of, virtual
 from tests.kit import counted as count
 
 
@@ -19,11 +19,6 @@ async def failing(limit: int) -> AsyncIterator[int]:
     for number in range(limit):
         yield number
     raise OSError("the source")
-
-
-@ps.node
-def negative(number: int) -> int:
-    return -number
 
 
 @ps.node

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import data, engine, testing
 from penstock.extension import Packer
-from tests.kit import values_of
+from tests.kit import negative, values_of
 
 
 class Trace(list[str]):
@@ -339,22 +339,12 @@ async def counted(values: AsyncIterator[int]) -> int:
 
 
 @ps.node
-def negative(number: int) -> int:
-    return -number
-
-
-@ps.node
 class Adding:
     async def __call__(self, number: int) -> int:
         return number + 100
 
 
-@ps.graph
-async def doubled(number: int) -> int:
-    return 2 * number  # called with a plain number, not traced
-
-
-def test_a_stream_goes_on_in_nodes_and_graphs_as_a_whole_or_value_by_value() -> None:
+async def test_a_stream_goes_on_in_nodes_and_graphs_as_a_whole_or_value_by_value() -> None:
     adding = Adding()
 
     @ps.graph
@@ -365,13 +355,10 @@ def test_a_stream_goes_on_in_nodes_and_graphs_as_a_whole_or_value_by_value() -> 
     async def whole(numbers: AsyncIterator[int]) -> int:
         return await (numbers >> negative >> counted)
 
-    async def both() -> None:
-        assert await values_of(engine.stream(each(source(range(3))))) == [100, 99, 98]
-        assert await engine.run(whole(source(range(3)))) == 3
-        assert await whole(source(range(3))) == 3
-        assert [value async for value in await each(source(range(3)))] == [100, 99, 98]
-
-    asyncio.run(both())
+    assert await values_of(engine.stream(each(source(range(3))))) == [100, 99, 98]
+    assert await engine.run(whole(source(range(3)))) == 3
+    assert await whole(source(range(3))) == 3
+    assert [value async for value in await each(source(range(3)))] == [100, 99, 98]
 
     @ps.graph
     async def shifted(number: int) -> int:
@@ -387,16 +374,13 @@ def test_a_stream_goes_on_in_nodes_and_graphs_as_a_whole_or_value_by_value() -> 
         engine.plan(builtin)
 
 
-def test_stages_are_drawn_and_counted_by_name() -> None:
+async def test_stages_are_drawn_and_counted_by_name() -> None:
     @ps.graph
     async def feed() -> AsyncIterator[Any]:
         return data.order(range(8)) >> data.read(range(8)) >> data.batched(2)
 
     assert [line.split()[1] for line in str(feed).splitlines() if line.startswith("●")] == ["order", "batched"]
 
-    async def names() -> list[str]:
-        async with engine.stream(feed()) as batches:
-            assert len([batch async for batch in batches]) == 4
-            return sorted(actor.node for actor in batches.statistics().actors)
-
-    assert asyncio.run(names()) == ["batched", "map_each", "order", "read"]
+    batches = engine.stream(feed())
+    assert len(await values_of(batches)) == 4
+    assert sorted(actor.node for actor in batches.statistics().actors) == ["batched", "map_each", "order", "read"]

@@ -8,6 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
+from tests.engine.tracing import body
 from tests.kit import added
 
 
@@ -26,14 +27,6 @@ def length(text: str) -> int:
     return len(text)
 
 
-def no_generator(base: str) -> str:
-    return base
-
-
-async def no_yield(base: str) -> str:
-    return base
-
-
 def plain_generator(base: str) -> Iterator[str]:
     yield base
 
@@ -41,8 +34,8 @@ def plain_generator(base: str) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        (no_generator, "needs an async generator function, got .*no_generator.*write `async def` with one `yield`"),
-        (no_yield, "needs an async generator function, got .*no_yield"),
+        (length.fn, "needs an async generator function, got .*length.*write `async def` with one `yield`"),
+        (fetch.fn, "needs an async generator function, got .*fetch"),
         (plain_generator, "needs an async generator function, got .*plain_generator"),
         (dict, "needs an async generator function"),
         (fetch, "needs an async generator function, got <Node fetch>"),
@@ -111,35 +104,18 @@ async def test_calls_that_are_awaited_later_are_told_apart() -> None:
     assert await engine.run(search(["x", "y"])) == ["bbax", "bbay"]
 
 
-async def of_another_step(url: str) -> str:
-    return await client(await client("a"), length(url))
-
-
-async def of_another_name(url: str) -> str:
-    return await client(bse="a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-
-
-async def not_awaited(url: str) -> str:
-    client("a")  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
-    return url
-
-
-async def of_another_type(url: str) -> int:
-    return added(await client("a"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-
-
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("line", "message"),
     [
-        (of_another_step, "argument 'base' of resource 'client' is <Ref client>"),
-        (of_another_name, r"resource 'client' is called wrongly: .*'base'.*parameters are \(base"),
-        (not_awaited, "the result of this call in 'not_awaited' is never awaited"),
-        (of_another_type, "parameter 'x' of node 'added' takes int, but gets str"),
+        ("return await client(await client('a'), length('x'))", "argument 'base' of resource 'client' is <Ref client>"),
+        ("return await client(bse='a')", r"resource 'client' is called wrongly: .*'base'.*parameters are \(base"),
+        ("client('a')", "the result of this call in 'g' is never awaited"),
+        ("return added(await client('a'))", "parameter 'x' of node 'added' takes int, but gets str"),
     ],
 )
-def test_a_wrong_use_is_refused_by_the_plan(body: Any, message: str) -> None:
+def test_a_wrong_use_is_refused_by_the_plan(line: str, message: str) -> None:
     with pytest.raises((ps.GraphTraceError, ps.PlanError), match=message):
-        engine.plan(ps.graph(body))
+        engine.plan(body(line, client=client, length=length, added=added))
 
 
 def test_a_policy_is_refused() -> None:

@@ -162,11 +162,6 @@ REFUSED = {
     "is on a node's result": "return (await fetch(q)) is None  #! {COND}",
     "is on an inlined graph's result": "return await search(q) is None  #! {COND}",
     "is on an unawaited node": "return fetch(q) is None  #! {COND}",
-    "is between two": """
-        a = await fetch(q)
-        b = await rank(q)
-        return await rank(a is b)  #! {COND}
-    """,
     "is on the right": "return None is q  #! {COND}",
     "is in a chain": "return 1 < config.limit is q  #! {COND}",
     "match": """
@@ -364,10 +359,6 @@ REFUSED = {
 }
 
 ACCEPTED = {
-    "plain awaits": """
-        tokens = rank(await fetch(q))
-        return await rank(tokens, await fetch(q), k=k)
-    """,
     "configuration": """
         if config.rerank and not config.extra:
             x = await rank(q)

@@ -128,7 +128,6 @@ async def test_the_policy_of_a_node_holds_for_its_fake() -> None:
         return "third time"
 
     persistent = fetch.with_policy(retry=ps.Retry(3))
-
     with testing.replace(fetch, unlucky):
         assert await engine.run(ps.graph(persistent)("a")) == "third time"
 

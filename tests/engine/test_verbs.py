@@ -9,6 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
+from tests.kit import numbers
 
 
 @ps.node
@@ -18,14 +19,7 @@ async def wait(turns: int) -> int:
     return turns
 
 
-@ps.graph
-async def waited(turns: int) -> int:
-    return await wait(turns)
-
-
-@ps.graph
-async def other(turns: int) -> int:
-    return await wait(turns)
+waited, other = ps.graph(wait.named("waited")), ps.graph(wait.named("other"))
 
 
 @pytest.mark.parametrize("verb", ["stream", "deploy"])
@@ -92,11 +86,6 @@ class Service:
     @ps.node
     async def numbers(self, number: int) -> AsyncIterator[int]:
         yield number
-
-
-@ps.node
-async def numbers(number: int) -> AsyncIterator[int]:
-    yield number
 
 
 @pytest.mark.parametrize(

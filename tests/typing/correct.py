@@ -422,14 +422,6 @@ def replacing(index: Index) -> None:
     assert_type(testing.replace(index, fake_index), AbstractContextManager[None])
 
 
-def factory(limit: int) -> ps.Graph[[str], Hit]:
-    @ps.graph
-    async def limited(url: str) -> Hit:
-        return best(await rank(tokenize(await fetch(url), limit=limit)))
-
-    return limited
-
-
 def options() -> None:
     with ps.execution_options(max_workers=3, ordered=False, on_error="skip"):
         ps.set_execution_options(scheduler="wave", timeout_seconds=None)
