@@ -26,6 +26,7 @@ from penstock import devices, engine, serving, testing
 from tests.chat.recurrent import BROKEN, END, Recurrent, bytes_of, weights
 from tests.devices import kit
 from tests.devices.kit import resource_of
+from tests.kit import cancelled_at_every_step, values_of
 
 MODEL = Recurrent()
 
@@ -70,8 +71,7 @@ def graph_of(node: Writer, loaded: Any = resource_of(weights)) -> Any:  # noqa: 
 
 
 async def parts_of(service: engine.Service[[Asked], AsyncIterator[Part]], answer: Any, asked: Asked) -> list[Part]:
-    async with service.stream(answer(asked)) as parts:
-        return [part async for part in parts]
+    return await values_of(service.stream(answer(asked)))
 
 
 def tokens_of(parts: list[Part]) -> list[int]:
@@ -268,10 +268,8 @@ def test_a_program_that_is_cancelled_at_any_step_leaves_nothing_and_others_have_
         async with engine.deploy(answer, max_in_flight=3) as service:
             return [*map(tokens_of, await asyncio.gather(*(parts_of(service, answer, one) for one in requests)))]
 
-    for outcome in testing.cancel_at_every_step(everything, seed=1):
-        assert not outcome.tasks_left
-        assert not outcome.loop_errors
-        assert isinstance(outcome.error, asyncio.CancelledError) if outcome.cancelled else outcome.result == expected
+    for outcome in cancelled_at_every_step(everything, seed=1):
+        assert outcome.cancelled or outcome.result == expected
         runs += 1
     assert runs > 50
 

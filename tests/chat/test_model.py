@@ -18,14 +18,9 @@ from examples.language_model import predict
 from penstock import data
 
 CONFIG = Config(
-    vocab_size=300,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=2 * BLOCK,
-)
+    vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=2 * BLOCK,
+)  # fmt: skip
 RANDOM = np.random.default_rng(0)
 PARAMETERS: Parameters = {name: RANDOM.normal(0, 0.2, shape).astype(np.float32) for name, shape in CONFIG.shapes()}
 MODEL = Llama(CONFIG, 2 * BLOCK)

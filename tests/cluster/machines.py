@@ -109,11 +109,7 @@ async def outcomes(numbers: range, at: int, fault: Callable[[], None], *, elsewh
 @scenario
 async def a_killed_raylet_fails_what_had_begun_there_and_nothing_else() -> None:
     with machines(3) as (_, raylets):
-
-        def kill() -> None:
-            raylets[-1].kill_raylet()
-
-        counted = await outcomes(range(600), 200, kill)
+        counted = await outcomes(range(600), 200, raylets[-1].kill_raylet)
     print(counted)
     assert 0 < counted["errors"] <= 40, counted  # one function ran, and calls of 15 ms in all were sent ahead
 

@@ -23,6 +23,7 @@ from opentelemetry import trace
 
 import penstock as ps
 from penstock import cluster, engine
+from tests.kit import values_of
 
 Array = Any
 SCENARIOS: list[Callable[[], Awaitable[None]]] = []
@@ -79,8 +80,7 @@ async def functions_coroutines_generators_and_batches_run_on_workers() -> None:
         return double(number), await later(number)
 
     async with engine.Engine() as e:
-        async with e.stream(both(number) for number in range(50)) as stream:
-            found = [result async for result in stream]
+        found = await values_of(stream := e.stream(both(number) for number in range(50)))
         assert found == [(2 * number, (10 * number, "later", number, 1)) for number in range(50)], found
         figures = {one.name: one.value for one in stream.statistics().actors[0].figures}
         assert figures["calls"] == 50, figures
@@ -119,11 +119,8 @@ async def a_class_has_an_instance_in_each_worker_which_is_left_with_its_scope() 
             pids = {one[2] for one in found}
             assert max(one[0] for one in found) <= 104
             assert all(one[1] for one in found)
-        for _ in range(100):
-            if {f"left {pid}" for pid in pids} <= marks():
-                return
+        while not {f"left {pid}" for pid in pids} <= marks():
             await asyncio.sleep(0.1)
-        raise AssertionError(f"{pids} were not left, but {marks()}")
 
 
 class Refused(Exception):
@@ -221,8 +218,8 @@ async def results_stay_on_workers_until_they_are_needed_here() -> None:
     chain = make >> increase >> increase >> seen
     async with engine.Engine() as e:
         for size in (10, 1_000_000):
-            async with e.stream([chain(size)]) as stream:
-                assert [result async for result in stream] == [(3.0 * size, False)]
+            stream = e.stream([chain(size)])
+            assert await values_of(stream) == [(3.0 * size, False)]
             by = {one.node: {figure.name: figure.value for figure in one.figures} for one in stream.statistics().actors}
             assert by["make"]["by value"] == 0
             assert by["increase"]["by reference"] > 8 * size

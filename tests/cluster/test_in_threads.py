@@ -3,6 +3,7 @@
 import asyncio
 import os
 import platform
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from importlib import import_module, metadata
@@ -16,6 +17,8 @@ import penstock as ps
 from penstock import data, devices, engine, telemetry, testing
 from tests.cluster import scenarios
 from tests.cluster.scenarios import WORKERS, count, increase, make, sizes
+from tests.devices.kit import graph_of
+from tests.kit import same, values_of
 from tests.tracing import Tracing
 
 jax: Any = import_module("jax")
@@ -122,10 +125,7 @@ def test_a_parameter_that_is_a_stream_is_refused_with_map_each_as_remedy() -> No
 
 
 async def test_a_stream_that_comes_without_an_annotation_is_refused_as_well() -> None:
-    @ps.graph
-    async def reads(most: int) -> Any:
-        return await untold(count(most))
-
+    reads = graph_of(lambda most: untold(count(most)), awaits=True)
     with pytest.raises(TypeError, match=r"parameter 0 is a stream.*`ps.map_each\(node, stream\)`"):
         async with engine.Engine() as e:
             await e.run(reads(3))
@@ -186,10 +186,8 @@ async def test_figures_of_a_batch_and_of_a_stream_are_those_of_its_calls() -> No
                 await asyncio.gather(*map(service, range(8)))
                 [of_batches] = service.statistics().actors
         assert [step.runs_on for step in profile.steps] == ["two workers"]
-        async with e.stream(ps.graph(count)(1000)) as values:
-            async for _ in values:
-                pass
-            [of_values] = values.statistics().actors
+        await values_of(values := e.stream(ps.graph(count)(1000)))
+        [of_values] = values.statistics().actors
     assert sum(one.value for one in of_batches.figures if one.name == "calls") == 2
     found = {one.name: one.value for one in of_values.figures}
     assert found["calls"] == 1
@@ -219,11 +217,6 @@ twice, each_mean = increase >> increase, increase >> mean
 
 
 @ps.graph
-async def same(array: Array) -> Array:
-    return array
-
-
-@ps.graph
 async def chosen(number: float) -> float:
     array = filled(number)
     return mean(await ps.cond(is_small(array), twice, same, array))
@@ -237,11 +230,7 @@ async def mapped(number: float) -> list[float]:
 @ps.graph
 async def captured(number: float) -> list[float]:
     outside = filled(number)
-
-    async def with_outside(factor: float) -> float:
-        return mean(scaled(outside, factor))
-
-    return await ps.map_each(with_outside, [1.0, 2.0])
+    return await ps.map_each(lambda factor: mean(scaled(outside, factor)), [1.0, 2.0])
 
 
 @ps.node(runs_on=WORKERS)
@@ -308,14 +297,14 @@ def found(records: list[Any]) -> list[tuple[int, int, int, int, bytes]]:
 
 async def test_workers_give_the_same_records_in_the_same_order() -> None:
     async with engine.Engine() as e:
-        there, here = [[record async for record in e.stream(feed(runs_on)(2))] for runs_on in (WORKERS, "thread")]
+        there, here = [await values_of(e.stream(feed(runs_on)(2))) for runs_on in (WORKERS, "thread")]
     assert found(there) == found(here)
     assert len(there) > 40
 
 
 @pytest.mark.parametrize(("before", "after"), [(WORKERS, WORKERS), (WORKERS, "thread"), ("thread", WORKERS)])
 async def test_a_feed_goes_on_behind_a_cut_wherever_it_is_read(before: Any, after: Any, tmp_path: Path) -> None:
-    whole = [record async for record in engine.stream(feed("thread")(1))]
+    whole = await values_of(engine.stream(feed("thread")(1)))
     checkpoint = ps.Checkpoint(tmp_path, every_records=5)
     async with engine.Engine() as e:
         records: list[Any] = []
@@ -325,7 +314,7 @@ async def test_a_feed_goes_on_behind_a_cut_wherever_it_is_read(before: Any, afte
                 if len(records) == 12:
                     await first.checkpoint()
                     break
-        records += [record async for record in e.stream(feed(after)(1), checkpoint=checkpoint)]
+        records += await values_of(e.stream(feed(after)(1), checkpoint=checkpoint))
     assert found(records) == found(whole)
 
 
@@ -336,31 +325,21 @@ async def test_a_record_that_cannot_be_read_says_which() -> None:
                 raise OSError("no such picture")
             return super().__getitem__(index)
 
-    @ps.graph
-    async def read() -> AsyncIterator[Any]:
-        return data.order(Broken()) >> data.read(Broken(), runs_on=WORKERS)
-
+    read = graph_of(lambda: data.order(Broken()) >> data.read(Broken(), runs_on=WORKERS))
     with pytest.raises(OSError, match="no such picture") as raised:
         async with engine.Engine() as e:
-            _ = [record async for record in e.stream(read())]
+            await values_of(e.stream(read()))
     assert any("position 3 of epoch 0, index 3 of 40" in note for note in raised.value.__notes__)
 
 
 async def test_a_source_above_1_mb_is_refused_and_travels_as_a_value_of_the_graph() -> None:
     large = np.ones((4, 100_000))
-
-    @ps.graph
-    async def taken_along() -> AsyncIterator[Any]:
-        return data.order(large) >> data.read(large, runs_on=WORKERS)
-
-    @ps.graph
-    async def given(source: Any) -> AsyncIterator[Any]:
-        return data.order(source) >> data.read(source, runs_on=WORKERS)
-
+    taken_along = graph_of(lambda: data.order(large) >> data.read(large, runs_on=WORKERS))
+    given = graph_of(lambda source: data.order(source) >> data.read(source, runs_on=WORKERS))
     async with engine.Engine() as e:
         with pytest.raises(TypeError, match=r"node 'read' takes 3,200,\d{3} bytes along"):
-            _ = [record async for record in e.stream(taken_along())]
-        assert [record.value.sum() async for record in e.stream(given(large))] == [100_000.0] * 4
+            await values_of(e.stream(taken_along()))
+        assert [record.value.sum() for record in await values_of(e.stream(given(large)))] == [100_000.0] * 4
 
 
 def test_another_place_is_refused() -> None:
@@ -379,10 +358,7 @@ def raised(x: Array, power: int = 2) -> Array:
 
 
 async def test_a_function_is_compiled_where_it_is_called() -> None:
-    @ps.graph
-    async def both(x: Array) -> tuple[Array, Array]:
-        return raised(x), raised(x, power=3)
-
+    both = graph_of(lambda x: (raised(x), raised(x, power=3)))
     async with engine.Engine() as e:
         for _ in range(3):
             two, three = await e.run(both(np.full(4, 3.0, np.float32)))
@@ -401,13 +377,8 @@ def looked_up(x: Array, table: Array) -> Array:
 
 async def test_a_batch_is_gathered_here_and_computed_by_one_program_there() -> None:
     table = np.arange(10, dtype=np.float32)
-
-    @ps.graph
-    async def found(x: Array) -> Array:
-        return looked_up(x, table)
-
     items = [np.array([number, 1]) for number in range(8)]
-    async with engine.Engine() as e, e.deploy(found) as service:
+    async with engine.Engine() as e, e.deploy(graph_of(lambda x: looked_up(x, table))) as service:
         results = await asyncio.gather(*map(service, items))
         [actor] = service.statistics().actors
     assert [float(one) for one in results] == pytest.approx([(number + 1) / 10 for number in range(8)])
@@ -435,12 +406,9 @@ async def test_padded_batches_and_packed_rows_give_each_item_its_result() -> Non
 
 
 async def test_an_item_that_does_not_fit_fails_alone() -> None:
-    @ps.device_node(runs_on=WORKERS, batch=devices.DeviceBatch(2, max_wait_seconds=60))
-    def same(x: Array) -> Array:
-        return x
-
+    node = ps.device_node(runs_on=WORKERS, batch=devices.DeviceBatch(2, max_wait_seconds=60))(lambda x: x)
     items = [np.ones(3, np.float32), "no array"]
-    async with engine.Engine() as e, e.deploy(ps.graph(same)) as service:
+    async with engine.Engine() as e, e.deploy(ps.graph(node)) as service:
         good, bad = cast("list[Any]", await asyncio.gather(*map(service, items), return_exceptions=True))
     assert isinstance(bad, TypeError)
     assert good.tolist() == [1.0] * 3
@@ -448,10 +416,7 @@ async def test_an_item_that_does_not_fit_fails_alone() -> None:
 
 @pytest.mark.parametrize("batch", [None, ps.Batch(1)])
 async def test_an_error_of_a_device_node_says_what_the_error_of_the_function_says(batch: Any) -> None:
-    @ps.device_node(runs_on=WORKERS, batch=batch)
-    def product(x: Array) -> Array:
-        return x @ jnp.ones(3)
-
+    product = ps.device_node(runs_on=WORKERS, batch=batch, name="product")(lambda x: x @ jnp.ones(3))
     async with engine.Engine() as e:
         with pytest.raises(TypeError, match="dot_general requires contracting dimensions") as found:
             await e.run(ps.graph(product)(np.ones(4, np.float32)))
@@ -500,13 +465,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "reason"), REFUSED)
 def test_what_belongs_to_devices_of_one_process_is_refused_with_the_reason(options: Any, reason: str) -> None:
-    with pytest.raises(TypeError, match="device node 'refused' has runs_on=, and ") as found:
-
-        @ps.device_node(runs_on=WORKERS, **options)
-        def refused(x: Array) -> Array:
-            return x
-
-    assert reason in str(found.value)
+    with pytest.raises(TypeError, match=rf"device node 'refused' has runs_on=, and .*{re.escape(reason)}"):
+        ps.device_node(runs_on=WORKERS, name="refused", **options)(lambda x: x)
 
 
 def test_nodes_on_workers_do_not_become_one_program() -> None:
