@@ -18,6 +18,7 @@ import pytest
 
 from tests.backends import kafka_consumer
 from tests.backends.broker import committed, make_topics, records_of, running
+from tests.consume.memory import in_order
 
 MESSAGES = 20_000
 PARTITIONS = 4
@@ -97,29 +98,22 @@ class Trial:
         letters = asyncio.run(records_of(self.broker, self.topic + ".dead"))
         return [int(dict(letter.headers)["id"]) for letter in letters]
 
-    def check(self) -> str:
-        """Check that no message is lost, wrongly dead, out of order, or repeated more than allowed; return figures."""
+    def check(self) -> None:
+        """Check that no message is lost, wrongly dead, out of order, or repeated more than allowed."""
         rows = self.connection.execute("select identity, id, key, seq from written order by n").fetchall()
         dead = self.dead()
         wanted_dead = {number for number in range(MESSAGES) if is_broken(number) or number % 1000 == 999}
-        last: dict[str, int] = {}
-        seen: set[str] = set()
-        disorder = 0
-        for identity, _, key, number in rows:
-            disorder += identity not in seen and number < last.get(key, -1)
-            seen.add(identity)
-            last[key] = max(number, last.get(key, -1))
+        is_ordered = in_order((identity, (key, number)) for identity, _, key, number in rows)
         lost = set(range(MESSAGES)) - {number for _, number, _, _ in rows} - set(dead)
-        repeated = len(rows) - len(seen)
-        figures = f"lost {len(lost)}, wrongly dead {len(set(dead) - wanted_dead)}, out of order {disorder}, "
+        repeated = len(rows) - self.written()
+        figures = f"lost {len(lost)}, wrongly dead {len(set(dead) - wanted_dead)}, in order: {is_ordered}, "
         figures += f"written twice {repeated}, of {self.may_repeat} that may be"
         print(figures)
         assert not lost, figures
         assert set(dead) == wanted_dead, figures
-        assert not disorder, figures
+        assert is_ordered, figures
         assert repeated <= self.may_repeat, figures
         assert sum(self.committed()) == MESSAGES
-        return figures
 
 
 def is_broken(number: int) -> bool:

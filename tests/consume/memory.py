@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from penstock import consume
 
@@ -53,6 +54,22 @@ def log_of(rng: Random, partitions: int, messages: int, *, keys: int = 5, faults
         )
         counts[key] += 1
     return Log(rng, made, faults)
+
+
+def in_order(done: Iterable[tuple[str, tuple[Any, int]]]) -> bool:
+    """Whether the first handling of each message is in the order of its key; messages of key 0 have no order.
+
+    Args:
+        done: identity, key and number within the key of each message, as they were handled.
+    """
+    last: dict[Any, int] = {}
+    seen: set[str] = set()
+    for identity, (key, number) in done:
+        if key and identity not in seen and number < last.get(key, -1):
+            return False
+        seen.add(identity)
+        last[key] = max(number, last.get(key, -1))
+    return True
 
 
 class Member(consume.Source):

@@ -5,19 +5,18 @@ is settled.
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import penstock as ps
 from penstock import consume, engine, telemetry, testing
-from tests.consume.memory import Log, Member, Queue, log_of
+from tests.consume.memory import Log, Member, Queue, in_order, log_of
 from tests.kit import Gate, same, virtual
+from tests.telemetry.collected import Collected, collecting
 from tests.tracing import Tracing
 
 
@@ -105,18 +104,6 @@ def no_letter_is_written() -> Iterator[None]:
     LETTERS.clear()
     yield
     assert not LETTERS
-
-
-def in_order(done: Iterable[tuple[str, Any]]) -> bool:
-    """Whether the first handling of each message is in the order of its key; messages of key 0 have no order."""
-    last: dict[Any, int] = {}
-    seen: set[str] = set()
-    for identity, (key, number) in done:
-        if key and identity not in seen and number < last.get(key, -1):
-            return False
-        seen.add(identity)
-        last[key] = max(number, last.get(key, -1))
-    return True
 
 
 def all_of(log: Log) -> set[str]:
@@ -245,14 +232,13 @@ async def test_a_slow_key_delays_no_other_key_of_its_partition() -> None:
     assert in_order((message.identity, message.value) for message in done)
 
 
-def metrics_of(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    data: Any = reader.get_metrics_data()
-    for metric in data.resource_metrics[0].scope_metrics[0].metrics:
-        if metric.name.startswith("penstock.consumer."):
-            points = [(point.value, *point.attributes.values()) for point in metric.data.data_points]
-            found[metric.name.rpartition(".")[2]] = [point if len(point) > 1 else point[0] for point in points]
-    return found
+def points_of(collected: Collected) -> dict[str, list[tuple[Any, ...]]]:
+    """Returns value and attributes of each point of the metrics of consumers."""
+    metrics: Any = {name: metric for name, metric in collected.metrics().items() if "consumer" in name}
+    return {
+        name.rpartition(".")[2]: [(point.value, *point.attributes.values()) for point in metric.data.data_points]
+        for name, metric in metrics.items()
+    }
 
 
 async def test_a_function_that_cannot_make_a_call_fails_its_message_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,20 +260,19 @@ async def test_a_function_that_cannot_make_a_call_fails_its_message_alone(monkey
         log.ended.add(letter.message.identity)
         letters.append(letter)
 
-    reader = InMemoryMetricReader()
-    monkeypatch.setattr("opentelemetry.metrics._internal._METER_PROVIDER", MeterProvider([reader]))
     monkeypatch.setattr("penstock.consume.consumer._instruments", [])
     monkeypatch.setattr("penstock.consume.consumer._closed", [0, 0])
-    async with engine.deploy(handle) as service:
-        member = Member(log)
-        async with consume.Consumer(service, member, call_of, dead_letters=bury, settle_seconds=0.01) as consumer:
+    member, of_all_time = Member(log), {"dead_letters": [(2,)], "late_commits": [(0,)]}
+    with collecting(monkeypatch) as collected:
+        async with (
+            engine.deploy(handle) as service,
+            consume.Consumer(service, member, call_of, dead_letters=bury, settle_seconds=0.01) as consumer,
+        ):
             await member.give([0])
             await until(lambda: log.is_settled)
             assert telemetry.snapshot().lines == (("consumer", "10 ended, 0 open, lag 0"),)
-            assert metrics_of(reader) == {
-                "lag": [(0, "0")], "open": [(0, "0")], "dead_letters": [2], "late_commits": [0],
-            }  # fmt: skip
-    assert metrics_of(reader) == {"dead_letters": [2], "late_commits": [0]}
+            assert points_of(collected) == {"lag": [(0, "0")], "open": [(0, "0")], **of_all_time}
+        assert points_of(collected) == of_all_time
     assert telemetry.snapshot().lines == ()
     assert [(letter.message.position, letter.attempts) for letter in letters] == [(3, 0), (9, 0)]
     assert "call_of= returned None" in str(letters[1].error)
@@ -376,15 +361,12 @@ async def test_run_drains_at_a_signal_and_restores_the_handlers(number: signal.S
             await release.wait()
         log.ended.add(message.identity)
 
-    class Alone(Member):
-        def partitions(self, held: consume.Partitions, /) -> Any:
-            asyncio.get_running_loop().call_later(0.02, lambda: tasks.append(asyncio.create_task(self.give([0, 1]))))
-            return super().partitions(held)
-
-    tasks: list[asyncio.Task[None]] = []
+    member = Member(log)
     async with engine.deploy(handle, max_in_flight=1) as service:
-        consumer = consume.Consumer(service, Alone(log), handle, dead_letters=no_letter, max_open=4)
+        consumer = consume.Consumer(service, member, handle, dead_letters=no_letter, max_open=4)
         running = asyncio.create_task(consume.run(consumer))
+        await until(lambda: hasattr(member, "held"))
+        await member.give([0, 1])
         await consumer.wait_failed()
         await signalled.wait()
         await asyncio.sleep(0.1)
@@ -397,19 +379,15 @@ async def test_run_drains_at_a_signal_and_restores_the_handlers(number: signal.S
 
 
 async def test_a_commit_that_is_too_late_cancels_what_is_open_and_commits_nothing_more() -> None:
-    log = log_of(Random(6), 1, 20)
-    cancelled = asyncio.Event()
+    log, gate = log_of(Random(6), 1, 20), Gate()
 
     async def wait(message: consume.Message) -> None:
         if message.position >= 5:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                cancelled.set()
+            await gate.wait(message)
 
     async with consuming(log, wait, order_by=None) as consumer:
         log.owners.clear()  # the partition is taken without notice
-        await cancelled.wait()
+        await until(lambda: gate.cancelled)
         assert (consumer.statistics().late_commits, consumer.statistics().partitions) == (1, ())
     assert log.committed == [0]
 

@@ -17,6 +17,7 @@ import penstock as ps
 from penstock import consume, engine, testing
 from tests.backends.broker import committed, make_topics, records_of, running
 from tests.consume.fake_kafka import Broker
+from tests.consume.memory import in_order
 
 PARTITIONS = 4
 KEYS = 12
@@ -30,7 +31,7 @@ class World:
     """A topic with messages, the results of handling them, and consumers of the topic.
 
     Attributes:
-        written: identities, keys and numbers of the messages, in the order in which handlers wrote them.
+        written: the identity, the key and the number of each message, in the order in which handlers wrote them.
         letters: the identities of dead letters.
     """
 
@@ -38,7 +39,7 @@ class World:
         self.rng, self.broker, self.servers = Random(seed), broker, servers
         self.name = f"orders-{uuid4().hex[:8]}" if broker is None else "orders"
         self.messages = messages
-        self.written: list[tuple[str, str, int]] = []
+        self.written: list[tuple[str, tuple[str, int]]] = []
         self.letters: list[str] = []
         self.is_down = False  # whether the database is down
         self.seconds = 0.05
@@ -55,7 +56,7 @@ class World:
                     await asyncio.sleep(0.05)
                 if Random(identity).random() < self.poison:
                     raise Boom(identity)
-                self.written.append((identity, key, number))
+                self.written.append((identity, (key, number)))
             finally:
                 self._open[key] -= 1
 
@@ -122,17 +123,15 @@ class World:
     def has_written(self, count: int) -> bool:
         return len(self.written) >= count
 
+    def identities(self) -> set[str]:
+        """Return the identities of the messages that were written."""
+        return {identity for identity, _ in self.written}
+
     def check(self, *, may_repeat: bool) -> None:
         """Check that no message is lost or wrongly a dead letter, keys are in order, and only allowed repeats occur."""
-        identities = [identity for identity, _, _ in self.written]
-        assert len(set(identities)) + len(set(self.letters)) == self.messages
-        assert may_repeat or len(identities) == len(set(identities))
-        last: dict[str, int] = {}
-        seen: set[str] = set()
-        for identity, key, number in self.written:
-            assert identity in seen or number > last.get(key, -1), f"{key}: {number} after {last[key]}"
-            seen.add(identity)
-            last[key] = max(number, last.get(key, -1))
+        assert len(self.identities()) + len(set(self.letters)) == self.messages
+        assert may_repeat or len(self.written) == len(self.identities())
+        assert in_order(self.written), self.written
 
 
 Scenario = Callable[[World], Coroutine[Any, Any, None]]
@@ -149,18 +148,23 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield found
 
 
+async def world_of_a_fake(monkeypatch: pytest.MonkeyPatch, messages: int) -> Any:
+    """Return a world with a fake broker; the seed of the loop draws all that is random."""
+    seed: int = asyncio.get_running_loop().seed  # type: ignore[attr-defined]
+    broker = Broker(Random(seed), {"orders": PARTITIONS})
+    monkeypatch.setitem(sys.modules, "aiokafka", broker.module())
+    world = World(seed, broker, "", messages)
+    await world.produce()
+    return world
+
+
 @pytest.fixture
 def run(address: str, monkeypatch: pytest.MonkeyPatch, effort: int) -> Run:
     """Return a function that runs a scenario: with the fake under many seeds, or with a broker."""
 
     def with_fake(scenario: Scenario, *, messages: int, seeds: int = 25) -> None:
         async def main() -> None:
-            seed: int = asyncio.get_running_loop().seed  # type: ignore[attr-defined]
-            broker = Broker(Random(seed), {"orders": PARTITIONS})
-            monkeypatch.setitem(sys.modules, "aiokafka", broker.module())
-            world = World(seed, broker, "", messages)
-            await world.produce()
-            await scenario(world)
+            await scenario(await world_of_a_fake(monkeypatch, messages))
 
         testing.interleavings(main, count=seeds * effort)
 
@@ -230,7 +234,7 @@ def test_what_a_drain_leaves_comes_again_and_is_no_dead_letter(run: Run) -> None
             await asyncio.sleep(0.3)
         world.is_down = False
         async with world.consumer():
-            await world.until(lambda: len({identity for identity, _, _ in world.written}) == world.messages)
+            await world.until(lambda: len(world.identities()) == world.messages)
         world.check(may_repeat=True)  # messages repeat that were written behind an unwritten one
         assert await world.dead_letters() == []
 
@@ -247,7 +251,7 @@ def test_a_consumer_that_drains_too_long_loses_its_partitions_and_commits_nothin
             async with world.consumer() as second:
                 await asyncio.sleep(8)
                 world.is_down = False
-                await world.until(lambda: len({identity for identity, _, _ in world.written}) == world.messages)
+                await world.until(lambda: len(world.identities()) == world.messages)
             await world.until(lambda: first.statistics().open + second.statistics().open == 0)
         world.check(may_repeat=True)
         assert await world.settled() == world.messages
@@ -259,17 +263,9 @@ def test_a_broker_that_is_away_costs_nothing(monkeypatch: pytest.MonkeyPatch, ef
     """While requests wait, partitions are taken away, and the consumer ends and starts again."""
 
     async def main() -> None:
-        seed: int = asyncio.get_running_loop().seed  # type: ignore[attr-defined]
-        broker = Broker(Random(seed), {"orders": PARTITIONS})
-        monkeypatch.setitem(sys.modules, "aiokafka", broker.module())
-        world = World(seed, broker, "", 80)
-        await world.produce()
-
-        def is_complete() -> bool:
-            return len({identity for identity, _, _ in world.written}) == world.messages
-
+        world = await world_of_a_fake(monkeypatch, 80)
         lives = 0
-        while not is_complete() or await world.settled() < world.messages:
+        while len(world.identities()) < world.messages or await world.settled() < world.messages:
             lives += 1
             assert lives < 50
 
@@ -282,7 +278,7 @@ def test_a_broker_that_is_away_costs_nothing(monkeypatch: pytest.MonkeyPatch, ef
 
             task = asyncio.create_task(life())
             await asyncio.sleep(world.rng.uniform(0, 1))
-            outage = asyncio.create_task(broker.away(world.rng.choice((0.5, 3.0, 12.0))))
+            outage = asyncio.create_task(world.broker.away(world.rng.choice((0.5, 3.0, 12.0))))
             if world.rng.random() < 0.3:
                 await asyncio.sleep(world.rng.uniform(0, 2))
                 task.cancel()
