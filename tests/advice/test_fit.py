@@ -17,7 +17,7 @@ jax = pytest.importorskip("jax")
 from penstock.advice import fitting  # noqa: E402 - needs JAX
 from penstock.devices import size_search  # noqa: E402 - needs JAX
 from tests.devices.compiled import each_call, refuse_memory  # noqa: E402 - needs JAX
-from tests.devices.kit import doubling, values_of  # noqa: E402 - needs JAX
+from tests.devices.kit import doubling, numbers_of  # noqa: E402 - needs JAX
 
 WIDTH = 256
 ROW = np.zeros(WIDTH, np.float32)
@@ -216,13 +216,13 @@ class TestAuto:
             assert "up to auto" not in str(of)
             programs = doubled.compile_statistics().programs
             results = await asyncio.gather(*(service(ROW + n) for n in range(10)))
-            assert values_of(results) == [2 * n for n in range(10)]
+            assert numbers_of(results) == [2 * n for n in range(10)]
             assert doubled.compile_statistics().programs == programs
 
     async def test_without_warm_up_it_is_found_out_before_the_first_call(self) -> None:
         of = doubling(batch=ps.Batch("auto"), sample_input=[(ROW,)])
         results = await asyncio.gather(*(engine.run(of(ROW + n)) for n in range(4)))
-        assert values_of(results) == [0, 2, 4, 6]
+        assert numbers_of(results) == [0, 2, 4, 6]
 
     async def test_with_parameters_from_a_resource_it_takes_a_warm_up(self) -> None:
         weighted = ps.device_node(batch=ps.Batch("auto"), sample_input=(ROW,))(lambda x, weights: x @ weights)
@@ -251,7 +251,7 @@ class TestAuto:
 
         async with engine.deploy(of, warmup=True) as service:
             results = await asyncio.gather(*(service(ROW + n) for n in range(10)))
-            assert values_of(results) == [WIDTH * n for n in range(10)]
+            assert numbers_of(results) == [WIDTH * n for n in range(10)]
 
     def test_refusals(self) -> None:
         with pytest.raises(TypeError, match="no sample_input="):

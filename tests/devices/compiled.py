@@ -77,6 +77,24 @@ def configured(name: str, value: object) -> Iterator[None]:
         jax.config.update(name, before)
 
 
+@contextmanager
+def dying_once(where: Any, function: str) -> Iterator[None]:
+    """Makes the thread of a device die once, in the given function, at its next job."""
+    original = getattr(where, function)
+    left = [1]
+
+    def die(*args: Any, **kwargs: Any) -> Any:
+        if left:
+            left.pop()
+            raise SystemExit("the thread dies")
+        return original(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, function, die)
+        yield
+    assert not left
+
+
 def open_pools() -> list[DevicePool]:
     return [pool for pool in gc.get_objects() if isinstance(pool, DevicePool) and not pool._closed]
 

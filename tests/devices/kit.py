@@ -65,7 +65,7 @@ def refusing(x: jax.Array) -> jax.Array:
     return on_the_host(refuse_negatives, x)
 
 
-async def outcomes(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+async def settled(calls: Iterable[Awaitable[Any]]) -> list[Any]:
     """Return the result or the error of each call."""
     return [*await asyncio.gather(*calls, return_exceptions=True)]
 
@@ -82,7 +82,7 @@ def at_64(value: float = 1) -> Any:
     return array
 
 
-def values_of(results: list[Any]) -> list[float | None]:
+def numbers_of(results: list[Any]) -> list[float | None]:
     """Return the first number of each result, and None for an error."""
     return [None if isinstance(one, BaseException) else float(np.ravel(one)[0]) for one in results]
 

@@ -18,16 +18,14 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import devices, engine, telemetry
-from penstock.actors.batching import Batch
-from penstock.actors.threads import LoopMailbox
-from penstock.devices import engine_device
 from penstock.devices.arguments import Stacker, split
 from penstock.devices.device_batch import batch_sizes
-from penstock.devices.engine_device import CallQueue, DeviceCall, EngineDevice, batch_size, share
+from penstock.devices.engine_device import batch_size
 from penstock.devices.programs import current
-from penstock.devices.shardings import Placement
-from penstock.testing import run_seeded
 from tests.conftest import EFFORT
+from tests.kit import values_of
+
+from .kit import graph_of, on_the_host
 
 MOST = 16
 
@@ -40,7 +38,7 @@ def refuse(x: Any) -> Any:
 
 @ps.device_node(device="cpu", batch=ps.Batch(MOST, max_wait_seconds=0.2))
 def refusing(x: Any) -> Any:
-    return jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="broadcast_all") * 2
+    return on_the_host(refuse, x) * 2
 
 
 async def test_items_that_fail_are_found_in_few_runs_and_no_others_are_blamed(effort: int) -> None:
@@ -63,58 +61,6 @@ async def test_items_that_fail_are_found_in_few_runs_and_no_others_are_blamed(ef
             assert runs <= 1 + min(2 * len(bad) * math.ceil(math.log2(count)) if count > 1 else 0, 2 * count)
 
 
-class NoThreads:
-    """Stands for the pool of device threads: it starts no thread."""
-
-    def acquire(self, placement: Placement) -> None:
-        """Return no thread."""
-
-
-class Queue(CallQueue):
-    """A queue that notes when it starts a batch, and runs nothing."""
-
-    def __init__(self, device: EngineDevice, batch: Batch | None, started: list[CallQueue]) -> None:
-        super().__init__("node", device, batch, 8)
-        self.started = started
-
-    def start(self, calls: list[DeviceCall]) -> None:
-        self.started.append(self)
-
-
-def test_a_batch_begins_when_it_is_due_although_another_node_waits_for_another_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(engine_device, "THREADS", NoThreads())
-    started: list[CallQueue] = []
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-
-        def device(**limits: Any) -> EngineDevice:
-            return EngineDevice(Placement.of_device(jax.devices("cpu")[0]), LoopMailbox(loop), loop, **limits)
-
-        def call(size_bytes: int = 0) -> DeviceCall:
-            made = DeviceCall(None, (), size_bytes=size_bytes)  # type: ignore[arg-type]
-            made.result = loop.create_future()
-            return made
-
-        full, other = device(window_bytes=1), device()
-        one_full, one_other = Queue(full, None, started), Queue(other, None, started)
-        single = Queue(other, Batch(2, max_wait_seconds=0.5), started)
-        shared = [Queue(one, Batch(2, max_wait_seconds=0), started) for one in (full, other)]
-        share(shared)
-        one_full.submit(call(size_bytes=1))
-        for _ in range(2):
-            one_other.submit(call())
-        shared[0].submit(call())  # not taken at once: the next device has no room for more bytes
-        single.submit(call())
-        await asyncio.sleep(2)
-        assert single in started
-        assert shared[1] in started  # this device has room
-
-    run_seeded(main, seed=0)
-
-
 WIDTH, ROUNDS = 32, 12
 
 
@@ -126,27 +72,24 @@ async def test_the_device_gets_no_batch_of_one_between_two_of_all_others() -> No
         time.sleep(0.004)
         return values
 
-    @ps.device_node(device="cpu", batch=ps.Batch(WIDTH))
-    def model(value: jax.Array) -> jax.Array:
-        return jax.pure_callback(slow, jax.ShapeDtypeStruct((), np.float32), value, vmap_method="broadcast_all")
-
     async def numbers() -> AsyncIterator[Any]:
         for number in range(WIDTH * ROUNDS):
             yield np.float32(number)
+
+    model = ps.device_node(device="cpu", batch=ps.Batch(WIDTH))(lambda value: on_the_host(slow, value))
 
     @ps.graph
     async def graph(values: AsyncIterator[Any]) -> AsyncIterator[Any]:
         return ps.map_each(model, values)
 
     one = ps.graph(model)
-
     async with engine.Engine() as own, own.deploy(one) as service:
         for count in (1, 2, 4, 8, 16, 32):  # compiles the program for each size
             await service.run(one(np.float32(0)))
-            async with own.stream((one(np.float32(0)) for _ in range(count)), max_in_flight=count) as warm:
-                assert len([value async for value in warm]) == count
+            warm = own.stream((one(np.float32(0)) for _ in range(count)), max_in_flight=count)
+            assert len(await values_of(warm)) == count
         before = model.batch_statistics().batches
-        assert [float(value) async for value in own.stream(graph(numbers()))] == list(range(WIDTH * ROUNDS))
+        assert [*map(float, await values_of(own.stream(graph(numbers()))))] == list(range(WIDTH * ROUNDS))
         assert model.batch_statistics().batches - before <= ROUNDS * 1.7, sizes
 
 
@@ -331,11 +274,7 @@ async def test_typed_random_keys_go_from_node_to_node_and_to_the_caller(batch: p
     split_key = ps.device_node(device="cpu", batch=batch, pure=False)(lambda key: jax.random.split(key))  # noqa: PLW0108
     of_second = ps.device_node(device="cpu", batch=batch, pure=False)(lambda keys: bits(keys[1]))
 
-    @ps.graph
-    async def both(key: Any) -> Any:
-        keys = split_key(key)
-        return keys, of_second(keys)
-
+    both = graph_of(lambda key: (keys := split_key(key), of_second(keys)))
     expected = bits(jax.random.split(jax.random.key(3)))
     with telemetry.profile():
         keys, second = await engine.run(both(jax.random.key(3)))

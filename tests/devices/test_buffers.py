@@ -12,6 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import data, devices, engine
+from tests.kit import values_of
 
 from .gates import Gate
 from .kit import SIZE, at_64, graph_of, resource_of
@@ -37,7 +38,12 @@ async def bind_a_tree(fn: Any, x: Any) -> Any:
     return await devices.actor("cpu").bind(lambda tree: fn(tree["x"][0]), ready=False)({"x": (x,)})
 
 
-@pytest.mark.parametrize("call", [run, bind, bind_a_tree])
+async def through_two_nodes(fn: Any, x: Any) -> Any:
+    first, second = (ps.device_node(device="cpu", pure=False)(one) for one in (fn, lambda x: x + 0))
+    return await engine.run((first >> second)(x))
+
+
+@pytest.mark.parametrize("call", [run, bind, bind_a_tree, through_two_nodes])
 async def test_a_caller_that_does_not_wait_may_write_to_the_array(call: Any) -> None:
     gate, x = Gate(), at_64()
 
@@ -56,11 +62,7 @@ async def test_a_caller_of_nodes_may_write_to_the_array_when_it_has_the_result(o
     first = ps.device_node(device="cpu", pure=False, **options)(lambda x: x)
     second = ps.device_node(device="cpu", pure=False)(lambda x: x)
 
-    @ps.graph
-    async def both(x: Any) -> Any:
-        found = first(x)
-        return found, second(found)
-
+    both = graph_of(lambda x: (found := first(x), second(found)))
     x, kept = at_64(), []
     async with engine.deploy(both) as service:
         for value in range(5):
@@ -75,24 +77,10 @@ async def test_a_caller_of_nodes_may_write_to_the_array_when_it_has_the_result(o
             kept[0][0][0] = 5
 
 
-async def test_an_array_may_change_while_a_computation_that_was_handed_on_is_under_way() -> None:
-    gate, x = Gate(), at_64()
-
-    late = ps.device_node(device="cpu", pure=False)(lambda x: x[:4] + gate.pass_through(jnp.zeros(4)))
-    graph = late >> ps.device_node(device="cpu", pure=False)(lambda x: x * 2)
-    running = asyncio.ensure_future(engine.run(graph(x)))
-    await gate.entered()
-    x[:] = 7
-    gate.open()
-    assert (await running).tolist() == [2] * 4
-
-
 async def test_parameters_are_not_changed_by_writing_to_what_they_were_made_of() -> None:
     weights = at_64()
     total = ps.device_node(device="cpu")(lambda parameter, x: parameter.sum() * x)
-    loaded = resource_of(lambda: weights)
-    of = graph_of(total, loaded)
-    async with engine.deploy(of) as service:
+    async with engine.deploy(graph_of(total, resource_of(lambda: weights))) as service:
         for _ in range(2):
             assert float(await service(np.float32(1))) == SIZE
             weights[:] = 2
@@ -125,7 +113,7 @@ async def test_what_was_placed_is_no_memory_of_the_user(kind: str) -> None:
     elif kind == "batches":
         values, stages = [data.collate(values)], [data.rebatched(1), *stages]
     placed = graph_of(lambda values: functools.reduce(lambda stream, stage: stage(stream), stages, passed_on(values)))
-    found = [value async for value in engine.stream(placed(values))]
+    found = await values_of(engine.stream(placed(values)))
     for array in (buffer, *values):
         array[:] = 7
     assert found
@@ -149,7 +137,7 @@ def test_collated_arrays_lie_where_a_program_takes_them_without_a_copy() -> None
 async def test_batches_that_were_joined_lie_there_too() -> None:
     joined = graph_of(lambda values: passed_on(values) >> data.batched(2) >> data.rebatched(3))
     values = [np.full(SIZE, number, np.float32) for number in range(6)]
-    found = [batch async for batch in engine.stream(joined(values))]
+    found = await values_of(engine.stream(joined(values)))
     assert [*map(is_at_64, found)] == [True] * 2
     assert np.array_equal(np.concatenate(found), np.stack(values))
 
@@ -175,24 +163,18 @@ async def batches(count: int, size: int = 8) -> AsyncIterator[dict[str, Any]]:
 
 
 split = graph_of(lambda count, size: batches(count, size) >> data.to_device(MESH, SPECS))
-
-
 on_one = graph_of(lambda count: batches(count) >> data.to_device("cpu:3"))
 
 
-async def collected(call: ps.Call[AsyncIterator[Any]]) -> list[Any]:
-    return [value async for value in engine.stream(call)]
-
-
 async def test_arrays_arrive_split_over_the_mesh_and_texts_stay() -> None:
-    placed = await collected(split(5, 8))
+    placed = await values_of(engine.stream(split(5, 8)))
     assert [batch["name"] for batch in placed] == [f"batch {number}" for number in range(5)]
     for number, batch in enumerate(placed):
         assert batch["x"].sharding.is_equivalent_to(jax.NamedSharding(MESH.resolve(), jax.P("data")), 2)
         assert batch["x"].addressable_shards[0].data.shape == (2, 2)
         assert batch["y"].sharding.is_fully_replicated
         assert np.asarray(batch["x"]).tolist() == [[number, number]] * 8
-    assert {device.id for batch in await collected(on_one(3)) for device in batch["x"].devices()} == {3}
+    assert {device.id for batch in await values_of(engine.stream(on_one(3))) for device in batch["x"].devices()} == {3}
     alone = [batch async for batch in await split(2, 8)]
     assert alone[1]["x"].sharding == placed[1]["x"].sharding
 
@@ -207,7 +189,7 @@ async def test_a_placer_places_values_and_streams_without_a_feed() -> None:
     assert elsewhere.again(untouched) is untouched
     assert placer.state() != elsewhere.state()
     streamed = graph_of(lambda count: placer.stream(batches(count), 1))
-    assert [batch["name"] for batch in await collected(streamed(2))] == ["batch 0", "batch 1"]
+    assert [batch["name"] for batch in await values_of(engine.stream(streamed(2)))] == ["batch 0", "batch 1"]
     assert [batch["name"] async for batch in await streamed(2)] == ["batch 0", "batch 1"]
 
 
@@ -230,7 +212,7 @@ async def test_streams_of_one_placer_are_placed_one_value_at_a_time() -> None:
         return left["name"], right["name"]
 
     two = graph_of(lambda count: ps.map_each(both, placer.stream(batches(count)), placer.stream(batches(count))))
-    assert len(await collected(two(20))) == 20
+    assert len(await values_of(engine.stream(two(20)))) == 20
 
 
 async def test_no_more_batches_are_placed_than_ahead() -> None:
@@ -255,6 +237,6 @@ async def test_no_more_batches_are_placed_than_ahead() -> None:
 
 async def test_a_batch_that_cannot_be_split_and_a_wrong_option_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the batch\['x'\] has 6 elements along axis 0.*no multiple of 4"):
-        await collected(split(2, 6))
+        await values_of(engine.stream(split(2, 6)))
     with pytest.raises(ps.OptionsError, match="ahead=0"):
         data.to_device("cpu", ahead=0)

@@ -16,15 +16,21 @@ import pytest
 import penstock as ps
 from penstock import devices, engine, telemetry, testing
 from penstock.devices import compiling, device_pool, dispatch, engine_device
+from tests.kit import begun
 
-from .compiled import each_call, open_device, refuse_memory
+from .compiled import each_call, open_device, open_pools, refuse_memory
 from .gates import Gate, HeldTrace, gated
-from .kit import doubling, live_bytes, on_the_host, outcomes, refusing, row, values_of
+from .kit import doubling, live_bytes, numbers_of, on_the_host, refusing, row, settled
 
 
 def calls_of(service: Any, values: Any) -> list[asyncio.Future[Any]]:
     """Begins a call with a row of each value."""
     return [asyncio.ensure_future(service(row(value))) for value in values]
+
+
+async def begun_calls(service: Any, values: Any) -> list[asyncio.Task[Any]]:
+    """Begins a call with a row of each value, and returns when no task can go on."""
+    return await begun(*[service(row(value)) for value in values])
 
 
 def refusing_graph(**options: Any) -> Any:
@@ -40,23 +46,20 @@ async def test_one_caller_of_a_batch_is_cancelled_and_the_others_are_unharmed() 
         await asyncio.wait([calls[7]])
         assert calls[7].cancelled()
         gate.open()
-        assert values_of(await outcomes(calls)) == [None if n == 7 else n for n in range(32)]
+        assert numbers_of(await settled(calls)) == [None if n == 7 else n for n in range(32)]
     assert len(gate.values) == 1
 
 
 async def test_what_has_not_started_is_skipped_and_closing_waits_for_what_runs() -> None:
     gate = Gate()
     of = gated(gate)
-    own = engine.Engine()
-    async with own:
+    async with engine.Engine() as own:
         calls = [asyncio.ensure_future(own.run(of(row(n)))) for n in range(5)]
         await gate.entered()
         for call in calls:
             call.cancel()
         await asyncio.wait(calls)
-        closing = asyncio.ensure_future(own.__aexit__(None, None, None))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        [closing] = await begun(own.__aexit__(None, None, None))
         assert not closing.done()
         gate.open()
         await closing
@@ -69,9 +72,7 @@ async def test_an_item_that_expires_while_the_loop_is_held_still_raises_its_dead
     async with engine.deploy(of) as service:
         running = asyncio.ensure_future(service(row(0)))
         await gate.entered()
-        late = asyncio.ensure_future(service.run(of(row(1)), timeout_seconds=0.05))
-        for _ in range(10):
-            await asyncio.sleep(0)
+        [late] = await begun(service.run(of(row(1)), timeout_seconds=0.05))
         gate.open()
         time.sleep(0.1)  # noqa: ASYNC251 - the result of the first and the deadline of the second come to the loop together
         with pytest.raises(ps.DeadlineExceeded):
@@ -86,8 +87,7 @@ async def test_higher_priorities_go_first() -> None:
     async with engine.deploy(of) as service:
         calls = calls_of(service, [0])
         await gate.entered()
-        calls += [asyncio.ensure_future(service.run(of(row(n)), priority=n % 3)) for n in range(1, 7)]
-        await testing.wait_quiescent()
+        calls += await begun(*[service.run(of(row(n)), priority=n % 3) for n in range(1, 7)])
         gate.open()
         await asyncio.gather(*calls)
     assert [batch[0][0] for batch in gate.values] == [0, 2, 5, 1, 4, 3, 6]
@@ -103,10 +103,8 @@ async def test_a_node_that_had_much_before_is_not_kept_waiting_for_what_is_new()
         open_device()._window = 1
         gate.close()
         gate.values.clear()
-        calls = [asyncio.ensure_future(service.run(new(row(n)))) for n in range(20)]
-        await testing.wait_quiescent()
-        calls.append(asyncio.ensure_future(service.run(old(row(-1)))))
-        await testing.wait_quiescent()
+        calls = await begun(*[service.run(new(row(n))) for n in range(20)])
+        calls += await begun(service.run(old(row(-1))))
         gate.open()
         await asyncio.gather(*calls)
     assert gate.values.index([-1, -1]) <= 4
@@ -124,9 +122,9 @@ async def test_a_device_is_opened_once_for_all_who_are_first(monkeypatch: pytest
     calls = [asyncio.ensure_future(devices.actor("cpu").run(jnp.negative, row(n))) for n in range(20)]
     await asyncio.sleep(0)
     calls[0].cancel()
-    assert values_of(await outcomes(calls)) == [None, *(-n for n in range(1, 20))]
+    assert numbers_of(await settled(calls)) == [None, *(-n for n in range(1, 20))]
     assert opened == ["cpu"]
-    errors = await outcomes(devices.actor("cpu:99").run(jnp.negative, row(n)) for n in range(3))
+    errors = await settled(devices.actor("cpu:99").run(jnp.negative, row(n)) for n in range(3))
     assert [type(error) for error in errors] == [ps.DeviceError] * 3
     assert len({id(error) for error in errors}) == 3
     assert opened == ["cpu", "cpu:99"]
@@ -136,8 +134,8 @@ async def test_a_full_queue_begins_what_is_due_before_it_refuses_a_call() -> Non
     """The device is idle, so a burst fills two batches for the device, the next batch, and the queue."""
     async with engine.deploy(doubling(batch=ps.Batch(2, max_queue=1), prefetch=2)) as service:
         await asyncio.gather(*calls_of(service, range(2)))
-        *fine, refused = await outcomes(calls_of(service, range(8)))
-    assert values_of(fine) == [2 * n for n in range(7)]
+        *fine, refused = await settled(calls_of(service, range(8)))
+    assert numbers_of(fine) == [2 * n for n in range(7)]
     assert isinstance(refused, ps.Overloaded)
     assert "node 'doubled' refuses an item: 3 items wait already" in str(refused)
 
@@ -146,9 +144,9 @@ async def test_a_full_queue_begins_only_what_makes_room() -> None:
     """The remaining calls are a small batch that is due, too; it waits, and later calls join it."""
     async with batches_of_8(max_queue=2) as (service, gate, device):
         with held(device):
-            results = outcomes(calls_of(service, range(20)))
+            results = settled(calls_of(service, range(20)))
             await testing.wait_quiescent()
-        assert None not in values_of(await results)
+        assert None not in numbers_of(await results)
     assert sorted(map(len, gate.values)) == [4, 8, 8]
 
 
@@ -161,7 +159,7 @@ async def test_a_batch_of_an_impure_function_is_not_run_again() -> None:
 
     node = ps.device_node(device="cpu", batch=ps.Batch(8, max_wait_seconds=0.2), pure=False)
     async with engine.deploy(ps.graph(node(lambda x: on_the_host(refuse, x)))) as service:
-        results = await outcomes(calls_of(service, range(8)))
+        results = await settled(calls_of(service, range(8)))
     assert all("never" in str(result) for result in results)
     assert len({id(result) for result in results}) == 8  # each caller has an error of its own, with its own notes
     assert sizes == [8]
@@ -195,13 +193,13 @@ async def test_a_batch_that_does_not_fit_is_halved_and_the_limit_remembered(
     async with engine.deploy(doubling(batch=ps.Batch(16, max_wait_seconds=0.2))) as service:
         with little_memory(monkeypatch, 4, late=late) as sizes:
             for _ in range(2):
-                assert values_of(await asyncio.gather(*calls_of(service, range(16)))) == [2 * n for n in range(16)]
+                assert numbers_of(await asyncio.gather(*calls_of(service, range(16)))) == [2 * n for n in range(16)]
         assert sizes == [16, 8, 4, 4, 4, 4, 4, 4, 4, 4]
 
 
 async def test_after_a_shortage_of_memory_batches_are_as_large_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     async def busy() -> None:
-        assert values_of(await asyncio.gather(*calls_of(service, range(64)))) == [2 * n for n in range(64)]
+        assert numbers_of(await asyncio.gather(*calls_of(service, range(64)))) == [2 * n for n in range(64)]
 
     monkeypatch.setattr(engine_device, "LIMIT_SECONDS", 0.0)
     async with engine.deploy(doubling(batch=ps.Batch(16)), max_in_flight=64) as service:
@@ -226,8 +224,8 @@ async def test_an_item_that_fails_in_a_batch_whose_parts_do_not_fit_fails_alone(
 
     async with engine.deploy(refusing_graph(batch=ps.Batch(16, max_wait_seconds=0.2))) as service:
         with each_call(call):
-            results = await outcomes(calls_of(service, [-1 if n in bad else n for n in range(16)]))
-    assert values_of(results) == [None if n in bad else n for n in range(16)]
+            results = await settled(calls_of(service, [-1 if n in bad else n for n in range(16)]))
+    assert numbers_of(results) == [None if n in bad else n for n in range(16)]
     assert all("a negative number" in str(results[n]) for n in bad)
 
 
@@ -243,7 +241,7 @@ async def test_what_is_too_large_is_remembered_of_its_own_kind_only() -> None:
         async with engine.deploy(doubling(batch=ps.Batch(4, max_wait_seconds=0.2))) as service:
             for _ in range(2):
                 lengths = (400, 400, 400, 400, 1000)
-                results = await outcomes(service(np.zeros(length, np.float32)) for length in lengths)
+                results = await settled(service(np.zeros(length, np.float32)) for length in lengths)
                 assert [type(result) for result in results if isinstance(result, Exception)] == [ps.DeviceError]
                 shapes.append(())
                 await asyncio.gather(*calls_of(service, range(4)))
@@ -314,19 +312,6 @@ async def test_what_waits_to_be_compiled_is_not_once_nobody_waits_for_it(how: st
     assert trace.traced == [1]
 
 
-async def test_the_device_gets_batches_ahead_and_no_more_than_prefetch() -> None:
-    gate = Gate()
-    async with engine.deploy(gated(gate, batch=ps.Batch(1), prefetch=3)) as service:
-        calls = calls_of(service, range(8))
-        await gate.entered()
-        device = open_device()
-        (queue,) = device.busy
-        assert (device.running, queue.free, queue.waiting.count) == (3, 0, 5)
-        gate.open()
-        await asyncio.gather(*calls)
-        assert (device.running, queue.free) == (0, 3)
-
-
 class Held:
     """A job that occupies the thread of a device until it is released; it computes nothing."""
 
@@ -369,24 +354,20 @@ async def test_a_batch_that_has_not_begun_takes_what_comes() -> None:
         calls: list[asyncio.Future[Any]] = []
         with held(device):
             for first, end in (0, 3), (3, 5), (5, 10):
-                calls += calls_of(service, range(first, end))
-                await testing.wait_quiescent()
+                calls += await begun_calls(service, range(first, end))
             calls[4].cancel()
             await testing.wait_quiescent()
-        assert values_of(await outcomes(calls)) == [0, 1, 2, 3, None, 5, 6, 7, 8, 9]
+        assert numbers_of(await settled(calls)) == [0, 1, 2, 3, None, 5, 6, 7, 8, 9]
     assert sorted(map(len, gate.values)) == [2, 8]  # the second batch has the calls that did not fit into the first
 
 
 async def test_calls_of_another_shape_or_while_the_device_holds_enough_wait_for_a_batch_of_their_own() -> None:
     async with batches_of_8() as (service, gate, device):
         with held(device):
-            calls = calls_of(service, [1])
-            await testing.wait_quiescent()
-            calls += [asyncio.ensure_future(service(np.ones(3, np.float32)))]
-            await testing.wait_quiescent()
+            calls = await begun_calls(service, [1])
+            calls += await begun(service(np.ones(3, np.float32)))
             device._window_bytes = 1
-            calls += calls_of(service, [2])
-            await testing.wait_quiescent()
+            calls += await begun_calls(service, [2])
             assert device.running == 2
             device._window_bytes = engine_device.DEFAULT_WINDOW_BYTES
         await asyncio.gather(*calls)
@@ -402,15 +383,13 @@ async def test_callers_who_leave_before_the_thread_begins_make_room_and_cost_the
         [graph] = service._graphs
         with held(device):
             calls = calls_of(service, [0])
-            leaving = [asyncio.ensure_future(service.run(graph(row(n)), timeout_seconds=seconds)) for n in range(1, 7)]
-            await testing.wait_quiescent()
+            leaving = await begun(*[service.run(graph(row(n)), timeout_seconds=seconds) for n in range(1, 7)])
             if seconds is None:
                 for call in leaving:
                     call.cancel()
-            await outcomes(leaving)
-            calls += calls_of(service, range(10, 17))
-            await testing.wait_quiescent()
-        assert values_of(await asyncio.gather(*calls)) == [0, *range(10, 17)]
+            await settled(leaving)
+            calls += await begun_calls(service, range(10, 17))
+        assert numbers_of(await asyncio.gather(*calls)) == [0, *range(10, 17)]
         await testing.wait_quiescent()
         assert (device.running, device._held_bytes) == (0, 0)
     assert [sorted(one[0] for one in values) for values in gate.values] == [[0, *range(10, 17)]]
@@ -442,7 +421,7 @@ async def test_calls_of_one_turn_end_each_in_its_own_way() -> None:
         calls = [asyncio.ensure_future(service(value)) for value in (row(1), object(), row(2), row(3))]
         await asyncio.sleep(0)  # each call has been made
         calls[2].cancel()
-        first, refused, left, last = await outcomes(calls)
+        first, refused, left, last = await settled(calls)
         assert (float(first[0]), float(last[0])) == (1, 3)
         assert isinstance(refused, TypeError)
         assert isinstance(left, asyncio.CancelledError)
@@ -456,15 +435,14 @@ async def test_a_caller_who_leaves_while_failures_are_searched_is_left_out_of_wh
         await asyncio.gather(*calls_of(service, range(8)))
         device = open_device()
         with held(device):
-            calls = calls_of(service, (0, 1, 2, -3, 4, -5, 6, 7))
-            await testing.wait_quiescent()
+            calls = await begun_calls(service, (0, 1, 2, -3, 4, -5, 6, 7))
         calls[6].cancel()  # the thread may have begun or not: both are fine
         calls[5].cancel()
-        found = await outcomes(calls)
+        found = await settled(calls)
         assert [float((await service(row(8)))[0])] == [8]
         await testing.wait_quiescent()
         assert (device.running, device._held_bytes) == (0, 0)
-    assert values_of(found) == [0, 1, 2, None, 4, None, None, 7]
+    assert numbers_of(found) == [0, 1, 2, None, 4, None, None, 7]
     assert [isinstance(found[n], asyncio.CancelledError) for n in (3, 5, 6)] == [False, True, True]
 
 
@@ -477,15 +455,29 @@ async def test_nodes_together_add_no_more_than_one_batch_to_what_the_device_may_
             await service.run(of(row(0)))
         device = open_device()
         with held(device):
-            calls = [asyncio.ensure_future(service.run(of(row(1)))) for of in graphs]
-            await testing.wait_quiescent()
+            calls = await begun(*[service.run(of(row(1))) for of in graphs])
             device._window_bytes = device._held_bytes + 1
-            calls += [asyncio.ensure_future(service.run(of(row(n)))) for of in graphs for n in range(6)]
-            await testing.wait_quiescent()
+            calls += await begun(*[service.run(of(row(n))) for of in graphs for n in range(6)])
             assert device._held_bytes == (4 + 6) * row(0).nbytes
             device._window_bytes = engine_device.DEFAULT_WINDOW_BYTES
         await asyncio.gather(*calls)
         assert device._held_bytes == 0
+
+
+async def test_a_batch_that_is_due_begins_although_another_could_not_begin_on_a_device_that_is_full() -> None:
+    full, other = doubling(), doubling(device="cpu:1")
+    single = doubling(device="cpu:1", batch=ps.Batch(2, max_wait_seconds=0.05))
+    spread = doubling(replicas=2, batch=ps.Batch(2, max_wait_seconds=0))
+    async with engine.deploy(full, other, single, spread) as service:
+        await asyncio.gather(*[service.run(graph(row(0))) for graph in (full, other, single, spread)])
+        first, second = sorted(open_pools()[0]._devices.values(), key=lambda device: device.name)
+        with held(first), held(second):
+            first._window_bytes = 1  # full by one call, although the second device holds more calls
+            calls = await begun(*[service.run(graph(row(1))) for graph in (full, other, other, spread, single)])
+            async with asyncio.timeout(20):
+                while second.running < 4:
+                    await asyncio.sleep(0.001)
+        assert numbers_of(await asyncio.gather(*calls)) == [2] * 5
 
 
 async def test_calls_come_while_the_thread_waits_for_the_arrays_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,13 +493,11 @@ async def test_calls_come_while_the_thread_waits_for_the_arrays_of_a_batch(monke
     async with engine.deploy(of, other) as service:
         await service.run(of(row(0)))
         await service.run(other(row(0)))
-        calls = [asyncio.ensure_future(service.run(of(jnp.ones(2))))]
-        await testing.wait_quiescent()
+        calls = await begun(service.run(of(jnp.ones(2))))
         assert waits.wait(30)
-        calls += [asyncio.ensure_future(service.run(graph(row(3)))) for graph in (of, other)]
-        await testing.wait_quiescent()
+        calls += await begun(*[service.run(graph(row(3))) for graph in (of, other)])
         go_on.set()
-        assert values_of(await asyncio.gather(*calls)) == [2, 6, 4]
+        assert numbers_of(await asyncio.gather(*calls)) == [2, 6, 4]
 
 
 async def test_a_call_that_comes_later_into_a_batch_has_been_on_its_way_for_less_long() -> None:
@@ -518,8 +508,7 @@ async def test_a_call_that_comes_later_into_a_batch_has_been_on_its_way_for_less
             with held(device):
                 calls = calls_of(service, [0])
                 await asyncio.sleep(0.2)
-                calls += calls_of(service, range(1, 8))
-                await testing.wait_quiescent()
+                calls += await begun_calls(service, range(1, 8))
             await asyncio.gather(*calls)
     [node] = profile.nodes
     assert node.hop_share <= 1
@@ -532,12 +521,10 @@ async def test_a_batch_that_fails_before_it_has_begun_fails_what_it_has_taken_an
         failing = Held(ends_with=LookupError("before it began"))
         with monkeypatch.context() as patch:
             patch.setattr(dispatch.BatchJob, "begin", failing.begin)
-            calls = calls_of(service, [1])
-            await testing.wait_quiescent()
-            calls += calls_of(service, [2, 3])
-            await testing.wait_quiescent()
+            calls = await begun_calls(service, [1])
+            calls += await begun_calls(service, [2, 3])
             failing.go_on.set()
-            errors = await outcomes(calls)
+            errors = await settled(calls)
         assert [str(error) for error in errors] == ["before it began"] * 3
         assert len({id(error) for error in errors}) == 3
         assert [float((await service(row(4)))[0])] == [4]
@@ -613,7 +600,7 @@ async def test_nothing_is_donated_that_somebody_else_may_read(donated: list[Any]
         return looked_at(y, taken(y)), of_caller, again
 
     x = jnp.full(64, 3, jnp.float32)
-    assert values_of(await engine.run(of(x))) == [12, 6, 16]
+    assert numbers_of(await engine.run(of(x))) == [12, 6, 16]
     assert float(x[0]) == 3
     assert {positions for _, positions in donated} == {()}
 
@@ -622,9 +609,9 @@ async def test_a_batch_on_a_device_is_limited_by_what_its_items_cost() -> None:
     batch = devices.DeviceBatch(8, max_wait_seconds=0.2, max_cost=10, cost=lambda x: float(x[0]))
     node = ps.device_node(device="cpu", batch=batch)(lambda x: x * 2)
     async with engine.deploy(ps.graph(node)) as service:
-        results = await outcomes(calls_of(service, (4, 5, 3, 11, 7, -1)))
+        results = await settled(calls_of(service, (4, 5, 3, 11, 7, -1)))
     assert node.batch_statistics().batches == 2
-    assert values_of(results) == [8, 10, 6, None, 14, None]
+    assert numbers_of(results) == [8, 10, 6, None, 14, None]
     assert isinstance(results[3], ValueError)
     assert "refuses an item: it costs 11.0, and a whole batch may cost at most max_cost=10" in str(results[3])
     assert "cost= of its Batch returned -1.0; return a finite number that is not negative" in str(results[5])
@@ -648,5 +635,5 @@ async def test_the_bytes_that_calls_take_from_the_host_ahead_are_bounded(kind: s
         await testing.wait_quiescent()
         assert (device.running, device._held_bytes) == (3, 24)
         gate.open()
-        assert values_of(await asyncio.gather(*calls)) == [*range(9)]
+        assert numbers_of(await asyncio.gather(*calls)) == [*range(9)]
         assert device._held_bytes == 0

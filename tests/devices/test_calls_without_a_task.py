@@ -4,6 +4,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,10 +15,11 @@ import penstock as ps
 from penstock import engine, telemetry, testing
 from penstock.devices import dispatch, engine_device
 from penstock.testing import faults
-from tests.kit import SCHEDULERS
+from tests import kit
+from tests.kit import SCHEDULERS, outcomes
 
 from .gates import Gate, gated
-from .kit import graph_of, row, values_of
+from .kit import graph_of, numbers_of, row
 
 doubled = ps.device_node(device="cpu", name="doubled")(lambda x: x * 2)
 of_doubled = ps.graph(doubled)
@@ -66,7 +68,7 @@ async def test_calls_in_flight_have_no_tasks(options: dict[str, Any]) -> None:
         assert len(asyncio.all_tasks()) == before + len(calls)
         assert node_of(service).in_flight == 20
         gate.open()
-        assert values_of(await asyncio.gather(*calls)) == list(range(20))
+        assert numbers_of(await asyncio.gather(*calls)) == list(range(20))
         assert (node_of(service).in_flight, node_of(service).completed) == (0, 21)
         assert node_of(service).busy_seconds > 0
 
@@ -78,7 +80,7 @@ async def test_values_of_a_stream_on_the_device_have_no_tasks_and_hold_their_pla
     stage = graph_of(lambda count: ps.map_each(guarded, to_rows(count), concurrency=12))
 
     async def all_values() -> list[float | None]:
-        return values_of([value async for value in service.stream(stage(30))])
+        return numbers_of([value async for value in service.stream(stage(30))])
 
     async with engine.deploy(stage) as service:
         assert await all_values() == list(range(30))
@@ -104,9 +106,7 @@ async def plus_one(x: Any) -> Any:
     return x + 1
 
 
-@ps.node
-def plus(x: Any, y: Any) -> Any:
-    return x + y
+plus = ps.node(lambda x, y: x + y)
 
 
 @ps.graph
@@ -127,7 +127,7 @@ async def test_the_result_carries_the_call_on_to_what_follows(scheduler: Any) ->
             assert float(await own.run(only_a_part(row(5)), scheduler=scheduler)) == 10
             found = await own.run(through_host_nodes(row(5)), scheduler=scheduler)
             assert found.pop("shape") == (2,)
-            assert values_of([*found.values()]) == [10, 11, 21]
+            assert numbers_of([*found.values()]) == [10, 11, 21]
 
 
 @ps.node
@@ -149,9 +149,7 @@ async def test_a_caller_that_is_cancelled_leaves_at_once_and_the_place_is_held_u
         await gate.entered(2)  # the first computation is the warm-up
         for call in (running, waiting):
             call.cancel()
-        await asyncio.wait([running, waiting])
-        assert running.cancelled()
-        assert waiting.cancelled()
+        assert await outcomes(running, waiting) == [asyncio.CancelledError] * 2
         assert node_of(service).in_flight == 2  # both calls were handed to the device
         gate.open()
         assert float((await service(row(3)))[0]) == 3
@@ -207,20 +205,19 @@ async def test_an_argument_that_is_refused_fails_its_call_and_lets_the_loop_run_
     of_summed = ps.graph(ps.device_node(device="cpu", batch=ps.Batch(4), name="summed")(lambda x: x.sum()))
     async with engine.deploy(of_summed) as service:
         await warm(service, of_summed)
-        turns = 0
+        turns: list[None] = []
 
-        def count() -> None:
-            nonlocal turns
-            turns += 1
-            handle[0] = asyncio.get_running_loop().call_soon(count)
+        async def count() -> None:
+            while True:
+                turns.append(await asyncio.sleep(0))
 
-        handle = [asyncio.get_running_loop().call_soon(count)]
+        counting = asyncio.create_task(count())
         for _ in range(10):
             with pytest.raises(TypeError, match=r"(?s)node 'summed', argument 'x'") as caught:
                 await service.run(of_summed("no array"))
             assert "in node 'summed' of graph 'summed', item" in "".join(caught.value.__notes__)
-        handle[0].cancel()
-        assert turns >= 10
+        counting.cancel()
+        assert len(turns) >= 10
         assert (node_of(service).failed, node_of(service).in_flight) == (10, 0)
 
 
@@ -252,9 +249,6 @@ async def test_what_cancels_itself_fails_and_is_no_cancellation() -> None:
         def part(self) -> Any:
             raise asyncio.CancelledError("of the property")
 
-    class Usual:
-        part = row(1)
-
     of_a_part = graph_of(lambda x: doubled(x.part))
     cancels = [False]
 
@@ -266,7 +260,7 @@ async def test_what_cancels_itself_fails_and_is_no_cancellation() -> None:
 
     of_traced = ps.graph(traced)
     async with engine.deploy(of_a_part, of_traced) as service:
-        assert float((await service.run(of_a_part(Usual())))[0]) == 2
+        assert float((await service.run(of_a_part(SimpleNamespace(part=row(1)))))[0]) == 2
         await warm(service, of_traced)
         cancels[0] = True
         for call in (of_a_part(Odd()), of_traced(np.ones(7, np.float32))):
@@ -275,18 +269,12 @@ async def test_what_cancels_itself_fails_and_is_no_cancellation() -> None:
 
 
 async def test_a_call_that_waits_before_a_full_inbox_keeps_its_place_on_the_device() -> None:
-    release = asyncio.Event()
-
-    @ps.node(concurrency=1, capacity=1)
-    async def held(x: Any) -> Any:
-        await release.wait()
-        return x
-
-    of_held = doubled >> held
+    gate = kit.Gate()
+    of_held = doubled >> gate.node(concurrency=1, capacity=1)
     async with engine.deploy(of_held) as service:
-        release.set()
+        gate.open()
         await warm(service, of_held)
-        release.clear()
+        gate.close()
         with telemetry.profile() as profile:
             calls = [asyncio.ensure_future(service(row(n))) for n in range(20)]
             while service.statistics().actors[1].inbox.waiting_putters < 18:
@@ -296,7 +284,7 @@ async def test_a_call_that_waits_before_a_full_inbox_keeps_its_place_on_the_devi
             await asyncio.wait([calls[-1]])
             await testing.wait_quiescent()
             assert service.statistics().actors[0].in_flight == 17
-            release.set()
+            gate.open()
             await asyncio.gather(*calls[:-1])
         assert service.statistics().actors[0].in_flight == 0
     (on_device,) = (node for node in profile.nodes if node.node == "doubled")
@@ -320,11 +308,8 @@ async def test_the_bytes_of_a_call_that_fails_before_its_batch_are_given_back(mo
         await service.run(of_batched(jnp.ones(100)))
         for _ in range(40):
             bad[:] = [jnp.ones(100)]
-            failed, fine = await asyncio.gather(
-                service.run(of_batched(bad[0])), service.run(of_batched(jnp.ones(100))), return_exceptions=True
-            )
-            assert isinstance(failed, ValueError)
-            assert float(fine[0]) == 2
+            failed, fine = await outcomes(*[service.run(of_batched(x)) for x in (bad[0], jnp.ones(100))])
+            assert (failed, float(fine[0])) == (ValueError, 2)
 
 
 async def test_a_fault_meets_a_node_on_a_device() -> None:

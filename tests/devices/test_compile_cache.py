@@ -17,6 +17,7 @@ import penstock as ps
 from penstock import engine, testing
 from penstock.devices.compiling import CompileCache
 from penstock.devices.programs import Executable
+from tests.kit import begun
 
 from .compiled import called, compiled, leased, program
 from .gates import HeldTrace
@@ -44,9 +45,8 @@ async def test_concurrent_first_callers_share_one_compilation() -> None:
     node = ps.device_node(device="cpu")(trace.compute)
     of = ps.graph(node)
     async with engine.Engine() as one, engine.Engine() as other:
-        calls = [asyncio.ensure_future(own.run(of(X))) for own in (one, other) * 5]
+        calls = await begun(*[own.run(of(X)) for own in (one, other) * 5])
         await trace.entered()
-        await testing.wait_quiescent()
         trace.go_on()
         assert [result.tolist() for result in await asyncio.gather(*calls)] == [[2, 2, 2]] * 10
     assert len(trace.traced) == node.compile_statistics().programs == 1
@@ -122,8 +122,7 @@ async def test_the_last_lease_waits_off_the_loop_and_fails_who_waits() -> None:
     await asyncio.sleep(0)
     assert isinstance(late.get_nowait(), ps.EngineClosedError)
     closing.cancel()
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await testing.wait_quiescent()
     assert not closing.done()  # even a cancelled release() waits for the compilation, then closes the thread
     cache.thread.acquire()
     compiled_meanwhile = SimpleQueue[Any]()

@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from penstock import devices, engine
 from penstock.actors.tasks import ResumingFuture
 from penstock.devices import compiling
 from penstock.devices.device_errors import ORIGINS, Origin, Origins
+from tests.kit import actor, model
 
 from .compiled import configured, open_pools
 from .gates import Gate, HeldTrace
@@ -29,37 +30,20 @@ async def negative(number: float) -> float:
 
 
 @ps.node
-async def handler(number: float) -> float:
-    return await negative(number)
-
-
-@ps.node
 async def task_of_a_handler(number: float) -> float:
     return await asyncio.create_task(negative(number))
 
 
-@ps.node
-class Entered:
-    async def __aenter__(self) -> Self:
-        self.value = await negative(5)
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        assert await negative(self.value) == 5
-
-    async def __call__(self, number: float) -> float:
-        return self.value
+async def looping(inbox: ps.Inbox[ps.Work[float, float]]) -> None:
+    while True:
+        work = await inbox.get()
+        work.finish(await negative(work.value))
 
 
-@ps.node
-class Loop(ps.Actor[float, float]):
-    async def loop(self, inbox: ps.Inbox[ps.Work[float, float]]) -> None:
-        while True:
-            work = await inbox.get()
-            work.finish(await negative(work.value))
+entered = model(enter=lambda: negative(1), call=negative, leave=lambda: negative(1))
 
 
-@pytest.mark.parametrize("node", [handler, task_of_a_handler, Entered(), Loop()])
+@pytest.mark.parametrize("node", [ps.node(negative), task_of_a_handler, entered, actor(looping)])
 @pytest.mark.parametrize("inside", [False, True])
 async def test_a_function_runs_in_the_engine_that_runs_its_node(node: Any, inside: bool) -> None:
     of = ps.graph(node)
@@ -133,13 +117,9 @@ async def test_results_are_read_off_the_loop_while_the_next_step_has_begun(insid
         assert (found["key"], found["name"]) == (key, "a")
         return [found["x"], await devices.to_host(second), await devices.to_host(5.0)]
 
-    @ps.node
-    async def reader(x: Any) -> list[Any]:
-        return await read(x)
-
     async with engine.Engine() as own:
         x = np.eye(512, dtype=np.float32)
-        results = await (own.run(ps.graph(reader)(x)) if inside else read(x))
+        results = await (own.run(ps.graph(ps.node(read))(x)) if inside else read(x))
     assert [type(one) for one in results] == [np.ndarray, np.ndarray, float]
     assert all((result == x).all() for result in results[:2])
 
@@ -216,35 +196,35 @@ async def test_weights_are_put_on_a_mesh_off_the_loop_and_are_not_moved_again() 
     mesh = devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
     host = {"w": np.ones((8, 4), np.float32), "b": Flattened(jnp.arange(4.0)), "scale": 2.0}
     Flattened.threads.clear()
-    actor = devices.actor(mesh)
-    placed: Any = await actor.put(host, {"w": jax.P("data", "model"), "b": jax.P("model"), "scale": None})
+    device = devices.actor(mesh)
+    placed: Any = await device.put(host, {"w": jax.P("data", "model"), "b": jax.P("model"), "scale": None})
     assert Flattened.threads
     assert threading.get_ident() not in Flattened.threads
     assert [placed["w"].sharding.spec, placed["b"].x.sharding.spec] == [jax.P("data", "model"), jax.P("model")]
     assert placed["scale"].sharding.is_fully_replicated
     host["w"][:] = 0
     assert np.asarray(placed["w"]).sum() == 32
-    times = actor.bind(lambda tree: tree["w"] * tree["scale"])
+    times = device.bind(lambda tree: tree["w"] * tree["scale"])
     with configured("jax_transfer_guard", "disallow_explicit"):  # applies in the thread of the device, too
         result = await times(placed)
     assert result.sharding == placed["w"].sharding
     again: Any = await devices.actor("cpu:3").put(placed)
     assert {device.id for leaf in jax.tree.leaves(again) for device in leaf.devices()} == {3}
     with pytest.raises(ValueError, match=r"the value\['w'\] has 6 elements along axis 0.*no multiple of 4"):
-        await actor.put({"w": np.ones(6)}, jax.P("data"))
+        await device.put({"w": np.ones(6)}, jax.P("data"))
     with pytest.raises(ValueError, match="splits an array over a mesh, and cpu:0 is one device"):
         await devices.actor("cpu").put(np.ones(6), jax.P("data"))
 
 
 async def test_a_caller_that_leaves_does_not_wait_for_weights_that_are_put() -> None:
-    actor, may_go_on = devices.actor("cpu:1"), threading.Event()
-    await actor.put(1.0)  # opens the device
+    device, may_go_on = devices.actor("cpu:1"), threading.Event()
+    await device.put(1.0)  # opens the device
     Flattened.threads.clear()
     async with engine.Engine() as own:
 
         @ps.node
         async def place(x: float) -> Any:
-            return await actor.put(Flattened(np.full(2, x), may_go_on))
+            return await device.put(Flattened(np.full(2, x), may_go_on))
 
         call = asyncio.create_task(own.run(ps.graph(place)(2.0)))
         while not Flattened.threads:
@@ -364,11 +344,11 @@ async def test_a_function_that_was_called_often_takes_nothing_for_what_it_is_not
 )
 async def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"fn": jnp.negative, **options}
-    fn, actor = given.pop("fn"), devices.actor("cpu")
-    with pytest.raises(ps.OptionsError, match=re.escape(f"devices.actor(...): {message}")):
-        actor.bind(fn, **given)
-    with pytest.raises(ps.OptionsError, match=re.escape(f"devices.actor(...): {message}")):
-        await actor.run(fn, 1.0, **given)
+    fn, device = given.pop("fn"), devices.actor("cpu")
+    calls: list[Any] = [lambda: device.bind(fn, **given), lambda: device.run(fn, 1.0, **given)]
+    for call in calls:
+        with pytest.raises(ps.OptionsError, match=re.escape(f"devices.actor(...): {message}")):
+            await call()
 
 
 @pytest.mark.parametrize("donate", [(), (0,)])
@@ -414,12 +394,13 @@ async def test_a_change_of_configuration_counts_after_many_calls_as_well(name: s
     assert len(traced) == so_far
 
 
-async def test_a_donating_call_that_is_unlike_many_others_can_be_cancelled_while_it_is_compiled() -> None:
+@pytest.mark.parametrize("calls", [0, 8])
+async def test_a_donating_call_can_be_cancelled_while_it_is_compiled_also_after_many_others(calls: int) -> None:
     trace = HeldTrace()
     trace.go_on()
     bound = devices.actor("cpu").bind(trace.compute, donate_argnums=(0,))
     state = jnp.ones(3)
-    for _ in range(8):
+    for _ in range(calls):
         state = await bound(state)
     trace.hold()
     other = jnp.ones(4)
@@ -429,7 +410,7 @@ async def test_a_donating_call_that_is_unlike_many_others_can_be_cancelled_while
     with pytest.raises(asyncio.CancelledError):
         await call
     trace.go_on()
-    assert float((await bound(state))[0]) == 2**9
+    assert float((await bound(state))[0]) == 2 ** (calls + 1)
     assert not other.is_deleted()
     assert float((await bound(other))[0]) == 2
 

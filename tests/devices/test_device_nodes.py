@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -18,12 +18,7 @@ from tests.kit import numbers, plain, same
 from .gates import Gate
 from .kit import graph_of, on_the_host, resource_of, row
 
-
-@ps.device_node(device="cpu")
-def double(x: jax.Array) -> jax.Array:
-    return x * 2
-
-
+double = ps.device_node(device="cpu", name="double")(lambda x: x * 2)
 doubled = ps.graph(double)
 
 
@@ -31,26 +26,6 @@ async def test_a_device_node_is_a_plain_function_outside_of_graphs_and_gives_an_
     for result in (double(jnp.arange(3)), await engine.run(doubled(np.arange(3, dtype=np.float32)))):
         assert isinstance(result, jax.Array)
         assert np.asarray(result).tolist() == [0, 2, 4]
-
-
-async def test_arrays_of_numpy_are_taken_and_given_where_those_of_jax_are_annotated() -> None:
-    @ps.node
-    async def load(size: int) -> np.ndarray[Any, Any]:
-        return np.ones(size, np.float32)
-
-    @ps.device_node(device="cpu", batch=ps.Batch(4))
-    def tripled(x: jax.Array) -> jax.Array:
-        return x * 3
-
-    @ps.node
-    async def total(x: np.ndarray[Any, Any]) -> float:
-        return float(np.asarray(x).sum())
-
-    @ps.graph
-    async def of(size: int) -> list[Any]:
-        return [await total(tripled(await load(size))), double(np.float32(2))]
-
-    assert await engine.run(of(2)) == [6.0, 4.0]
 
 
 async def test_nothing_of_a_call_happens_on_the_event_loop() -> None:
@@ -79,7 +54,7 @@ async def test_a_result_goes_on_before_it_is_ready_and_reaches_the_host_when_it_
         return float(x[0]), x.is_ready()
 
     of = slow >> after >> host
-    call = asyncio.ensure_future(_run(of(row(0))))
+    call = asyncio.ensure_future(engine.run(of(row(0))))
     await gate.entered()
     gate.open()
     assert await call == (1.0, True)
@@ -105,24 +80,19 @@ async def test_items_of_different_lengths_are_padded_and_masked() -> None:
 async def test_parts_of_a_resource_are_placed_once_and_shared_by_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     version = 1
 
-    @ps.resource
-    async def weights() -> AsyncIterator[dict[str, Any]]:
-        yield {"a": np.full((2, 3), version, np.float32), "b": np.full(3, 10 * version, np.float32)}
-
+    weights = resource_of(
+        lambda: {"a": np.full((2, 3), version, np.float32), "b": np.full(3, 10 * version, np.float32)}
+    )
     batch = ps.Batch(8, max_wait_seconds=0.2)
     of_list = ps.device_node(device="cpu", batch=batch)(lambda parts, x: (parts[0][0] + parts[1]) * x)
     of_view = ps.device_node(device="cpu", batch=batch)(lambda row, x: row * x)
     alone = ps.device_node(device="cpu", pure=False)(lambda parts, x: parts["row"] * x)
 
-    @ps.graph
-    async def of(x: jax.Array) -> list[jax.Array]:
-        opened = await weights()
-        return [
-            of_list([opened["a"], opened["b"]], x),
-            of_view(opened["a"][1], x),
-            alone({"row": opened["a"][1], "other": opened["b"]}, x),
-        ]
+    def parts(opened: Any, x: Any) -> list[Any]:
+        row = opened["a"][1]
+        return [of_list([opened["a"], opened["b"]], x), of_view(row, x), alone({"row": row, "other": opened["b"]}, x)]
 
+    of = graph_of(parts, weights)
     placed: list[Any] = []
     original = parameters.put_there
     monkeypatch.setattr(parameters, "put_there", lambda *args: placed.append(args) or original(*args))
@@ -147,12 +117,7 @@ async def test_a_reload_of_parameters_with_another_shape_is_refused_and_the_old_
 
     alone = graph_of(lambda w, xs: [scaled(w, xs[0])], weights)
     inside = graph_of(lambda xs: ps.map_each(opened_inside, xs), awaits=True)
-
-    @ps.graph
-    async def around(xs: list[Any]) -> list[Any]:
-        opened = await weights()
-        return await ps.map_each(lambda x: scaled(opened["w"], x), xs)
-
+    around = graph_of(lambda w, xs: ps.map_each(lambda x: scaled(w["w"], x), xs), weights, awaits=True)
     for of, where in ((alone, r"\['w'\]"), (inside, "the top"), (around, "the top")):
         size = 3
         async with engine.deploy(of) as service:
@@ -168,21 +133,13 @@ async def test_a_reload_of_parameters_with_another_shape_is_refused_and_the_old_
 async def test_only_what_a_node_takes_of_a_resource_has_to_keep_its_shapes() -> None:
     version = 1
 
-    class Model:
-        def __init__(self) -> None:
-            self.parameters = {"w": np.full(3, version, np.float32)}
-            self.words = ["word"] * version
-            self.sign = "-" if version == 3 else "+"
+    def opened() -> Any:
+        parameters, sign = {"w": np.full(3, version, np.float32)}, "-" if version == 3 else "+"
+        return SimpleNamespace(parameters=parameters, words=["word"] * version, sign=sign)
 
-    model = resource_of(Model)
-
+    model = resource_of(opened)
     scaled = ps.device_node(device="cpu", static=("sign",))(lambda w, x, sign: w["w"] * (x if sign == "+" else -x))
-
-    @ps.graph
-    async def of(x: jax.Array) -> tuple[jax.Array, int]:
-        opened = await model()
-        return scaled(opened.parameters, x, opened.sign), plain(opened.words)
-
+    of = graph_of(lambda opened, x: (scaled(opened.parameters, x, opened.sign), plain(opened.words)), model)
     async with engine.deploy(of) as service:
         for version in (2, 3):
             await service.reload(model)
@@ -215,9 +172,8 @@ bias = resource_of(lambda: np.float32(1))
 
 
 async def test_a_deployment_compiles_before_it_is_ready() -> None:
-    shifted = ps.device_node(device="cpu", batch=ps.Batch(4), sample_input=(np.zeros(3, np.float32),))(
-        lambda parameter, x: x + parameter
-    )
+    sample = (np.zeros(3, np.float32),)
+    shifted = ps.device_node(device="cpu", batch=ps.Batch(4), sample_input=sample)(lambda parameter, x: x + parameter)
     of = graph_of(lambda x: ps.map_each(body, [x, x]), awaits=True)
     body = graph_of(shifted, bias)
 
@@ -252,10 +208,6 @@ def test_a_batch_without_arguments_and_a_function_beside_options_are_refused() -
         made(jnp.tanh, device="cpu", pure=False)
 
 
-async def _run(call: ps.Call[Any]) -> Any:
-    return await engine.run(call)
-
-
 @pytest.mark.parametrize("body_is_on_device", [True, False])
 async def test_rows_of_an_array_that_is_mapped_over_are_computed_off_the_event_loop(
     monkeypatch: pytest.MonkeyPatch, body_is_on_device: bool
@@ -276,13 +228,9 @@ async def test_rows_of_an_array_that_is_mapped_over_are_computed_off_the_event_l
         assert isinstance(row, jax.Array)
         return row[0]
 
-    @ps.graph
-    async def of(array: Any) -> Any:
-        async def body(row: Any) -> Any:
-            return double(row)[0] if body_is_on_device else await first(row)
-
-        return await ps.map_each(body, array)
-
+    of = graph_of(
+        lambda array: ps.map_each((lambda row: double(row)[0]) if body_is_on_device else first, array), awaits=True
+    )
     found = await engine.run(of(rows))
     assert np.asarray(found).tolist() == (np.arange(0.0, 12, 2) * (2 if body_is_on_device else 1)).tolist()
     assert len(iterated_in) == 1
@@ -301,13 +249,10 @@ async def test_a_device_node_fails_over_to_another_node_and_takes_over_from_one(
     on_a_device = ps.device_node(device="cpu", static=("factor",))(lambda x, factor=2: x * factor)
 
     @ps.node(failover=on_a_device)
-    async def down(x: Any, factor: int = 2) -> Any:
+    def down(x: Any, factor: int = 2) -> Any:
         raise OSError
 
-    @ps.graph
-    async def both(x: Any) -> Any:
-        return fails(x, factor=3), await down(x, factor=5)
-
+    both = graph_of(lambda x: (fails(x, factor=3), down(x, factor=5)))
     first, second = await engine.run(both(np.ones(2, np.float32)))
     assert (first.tolist(), np.asarray(second).tolist()) == ([3, 3], [5, 5])
 
@@ -319,13 +264,7 @@ async def test_donation_and_failover_are_refused_together() -> None:
 
 
 async def test_an_array_without_rows_cannot_be_mapped_over() -> None:
-    @ps.graph
-    async def of(array: Any) -> Any:
-        async def body(row: Any) -> Any:
-            return double(row)
-
-        return await ps.map_each(body, array)
-
+    of = graph_of(lambda array: ps.map_each(double, array), awaits=True)
     assert await engine.run(of(jnp.zeros((0, 3)))) == []
     with pytest.raises(TypeError, match="iteration over a 0-d array"):
         await engine.run(of(jnp.float32(1)))
@@ -333,11 +272,7 @@ async def test_an_array_without_rows_cannot_be_mapped_over() -> None:
 
 async def test_the_state_of_a_fold_stays_on_the_device() -> None:
     add = ps.device_node(device="cpu")(lambda total, number: total + number)
-
-    @ps.graph
-    async def summed(count: int) -> Any:
-        return await ps.fold(add, numbers(count), np.float32(0), on_error="skip")
-
+    summed = graph_of(lambda count: ps.fold(add, numbers(count), np.float32(0), on_error="skip"), awaits=True)
     result = await engine.run(summed(10))
     assert isinstance(result, jax.Array)
     assert float(result) == sum(range(10))

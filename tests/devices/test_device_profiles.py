@@ -11,7 +11,7 @@ from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from time import thread_time
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +21,20 @@ import pytest
 import penstock as ps
 from penstock import devices, engine, telemetry
 from penstock.telemetry import DeviceSlice
-from tests.kit import measured
+from tests.kit import measured, model
 
 from .kit import at_64, doubling
 
 KINDS = ["compile", "to device", "compute", "from device"]
 
 
+def node_of(profile: telemetry.Profile, name: str) -> telemetry.NodeProfile:
+    [found] = [node for node in profile.nodes if node.node == name]
+    return found
+
+
 def shares_of(profile: telemetry.Profile, name: str) -> dict[str, float]:
-    [node] = [node for node in profile.nodes if node.node == name]
+    node = node_of(profile, name)
     shares = {"compile": node.compile_share, "transfer": node.transfer_share, "device": node.device_share}
     return {key: share for key, share in shares.items() if share is not None}
 
@@ -45,26 +50,19 @@ async def profile_of(calls: Iterable[ps.Call[Any]], **options: Any) -> telemetry
     return profile
 
 
-async def test_batches_are_slices_of_their_device() -> None:
-    of = doubling(device="cpu:1", batch=devices.DeviceBatch(4, max_wait_seconds=1, buckets=(4,)))
-    profile = await profile_of(of(np.full(3, number, np.float32)) for number in range(8))
+async def test_batches_are_slices_of_their_device_and_tell_their_padding() -> None:
+    of = doubling(device="cpu:1", batch=devices.DeviceBatch(4, max_wait_seconds=0.1, buckets=(4,)))
+    profile = await profile_of(of(np.full(3, number, np.float32)) for number in range(5))
     found = profile.timeline.device_slices
     assert {one.device for one in found} == {"cpu:1"}
     assert {one.node for one in found} == {"doubled"}
     assert all(one.began_seconds <= one.ended_seconds for one in found)
     assert [one.kind for one in found if one.frames[:1] == found[1].frames[:1]] == KINDS[1:]
     computed = of_kind(profile, "compute")
-    assert [(one.items, one.rows, one.padding_share) for one in computed] == [(4, 4, 0), (4, 4, 0)]
+    assert [(one.items, one.rows, one.padding_share) for one in computed] == [(4, 4, 0), (1, 4, 0.75)]
     assert [frame for one in computed for frame in one.frames] == [one.frame for one in profile.timeline.slices]
     assert len(of_kind(profile, "compile")) == 1
     assert all(one.ended_seconds <= two.began_seconds for one, two in pairwise(computed))
-
-
-async def test_a_slice_of_a_batch_tells_its_padding() -> None:
-    of = doubling(batch=devices.DeviceBatch(4, max_wait_seconds=0, buckets=(4,)))
-    with telemetry.profile() as profile:
-        await engine.run(of(np.ones(3, np.float32)))
-    assert [(one.items, one.rows, one.padding_share) for one in of_kind(profile, "compute")] == [(1, 4, 0.75)]
 
 
 async def test_what_several_nodes_became_names_all_of_them() -> None:
@@ -140,12 +138,13 @@ async def test_nothing_is_kept_while_no_profile_is_taken() -> None:
 async def test_memory_may_be_donated_while_a_profile_is_taken_and_that_of_numpy_stays_as_it_is() -> None:
     given, actor = at_64(), devices.actor("cpu")
     with telemetry.profile() as profile:
+        await actor.run(jnp.negative, given, donate_argnums=(0,))
         state = await actor.run(jnp.negative, given, donate_argnums=(0,), ready=False)
         for _ in range(3):
             state = await actor.run(jnp.cos, state, donate_argnums=(0,), ready=False)
         found = await actor.run(jnp.negative, state, donate_argnums=(0,))
     assert np.asarray(found).shape == given.shape
-    assert len(of_kind(profile, "compute")) == 5
+    assert len(of_kind(profile, "compute")) == 6
     assert (given == 1).all()
 
 
@@ -178,9 +177,7 @@ async def test_dispatches_are_named_after_nodes_and_items(tmp_path: Path) -> Non
     [batch] = found["profiled_in_a_batch"]
     assert (batch["count"], batch["items"]) == ("4", "0 1 2 3")
     assert [one["items"] for one in found["profiled_alone"]] == ["0", "1", "2", "3"]
-    [computed, _] = [
-        one for one in profile.timeline.device_slices if (one.kind, one.node) == ("compute", "profiled_in_a_batch")
-    ]
+    [computed, _] = [one for one in of_kind(profile, "compute") if one.node == "profiled_in_a_batch"]
     assert batch["frames"].split(" ") == [str(frame) for frame in computed.frames]
 
 
@@ -230,9 +227,7 @@ async def test_a_live_look_names_a_compilation_and_a_device() -> None:
     assert verdict.remedy.startswith("twice the devices (mesh=), ")
 
 
-@ps.node
-def total(x: Any) -> float:
-    return float(np.asarray(x).sum())
+total = ps.node(lambda x: float(np.asarray(x).sum()))
 
 
 async def test_a_node_whose_shapes_change() -> None:
@@ -260,22 +255,10 @@ async def test_a_node_whose_first_compilation_is_in_the_profile_is_not_compiled_
 
 
 async def test_an_actor_whose_function_is_compiled_in_the_profile() -> None:
-    @ps.node
-    class Trainer:
-        async def __aenter__(self) -> Self:
-            self._spread = devices.actor("cpu").bind(lambda x: sines(x, 100))
-            return self
-
-        async def __aexit__(self, *exc_info: object) -> None:
-            pass
-
-        async def __call__(self, x: Any) -> Any:
-            return await self._spread(x)
-
-    trainer = ps.graph(Trainer())
+    trainer = ps.graph(model(call=devices.actor("cpu").bind(lambda x: sines(x, 100))))
     await engine.run(doubling()(np.ones(3, np.float32)))  # opens the device
     verdict = (await profile_of(trainer(np.ones(3, np.float32)) for _ in range(20))).verdict
-    assert (verdict.node, verdict.limit) == ("Trainer", "compilation"), str(verdict)
+    assert (verdict.node, verdict.limit) == ("Model", "compilation"), str(verdict)
     assert "the warmup(...) of a bound function" in verdict.remedy
 
 
@@ -327,11 +310,6 @@ on_device = ps.graph(ps.device_node(device="cpu", name="add_on_device")(lambda n
 
 def calls_of(graph: Any) -> Iterable[ps.Call[Any]]:
     return (graph(number) for number in range(80))
-
-
-def node_of(profile: telemetry.Profile, name: str) -> telemetry.NodeProfile:
-    [found] = [node for node in profile.nodes if node.node == name]
-    return found
 
 
 VICTIMS = {"add_by_actor": by_actor, "add_on_device": on_device}

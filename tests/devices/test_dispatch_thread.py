@@ -25,21 +25,8 @@ from .kit import doubling, row
 TIMEOUT_SECONDS = 20
 
 
-class Result:
-    """Stands for an array that is still being computed."""
-
-    def __init__(self, *, ready: bool) -> None:
-        self.is_over = ready
-
-    def is_ready(self) -> bool:
-        return self.is_over
-
-    def is_deleted(self) -> bool:
-        return False
-
-
 class FakeJob:
-    """A job whose computation ends when a test says so; it notes the calls that the thread makes on it."""
+    """A job whose computation ends when a test says so, and the array that it computes; it notes the thread's calls."""
 
     def __init__(self, number: int, events: "SimpleQueue[tuple[str, int]]", *, inline: bool = False) -> None:
         self.number = number
@@ -47,7 +34,7 @@ class FakeJob:
         self.enqueue = threading.Event()
         self.enqueue.set()
         self.on_ready: Callable[[], None] = lambda: None
-        self.result = Result(ready=inline)
+        self.is_over = inline
         self.waited_for_by = ""
         self.returns_pending = False
         self._events = events
@@ -59,7 +46,13 @@ class FakeJob:
     def dispatch(self) -> list[Any]:
         assert self.enqueue.wait(TIMEOUT_SECONDS)
         self._events.put(("dispatched", self.number))
-        return [self.result]
+        return [self]
+
+    def is_ready(self) -> bool:
+        return self.is_over
+
+    def is_deleted(self) -> bool:
+        return False
 
     @property
     def is_awaited(self) -> bool:
@@ -232,7 +225,7 @@ def test_a_thread_that_always_comes_late_learns_that_more_may_be_in_flight(devic
         device.until("dispatched", jobs[-2].number)
         for job in jobs:
             job.finish.set()
-            job.result.is_over = True
+            job.is_over = True
         device.now_seconds += LEAD_SECONDS
         jobs[-1].enqueue.set()
         device.until("ready", jobs[-1].number)
@@ -272,7 +265,7 @@ def test_nobody_waits_for_what_was_handed_on_while_more_of_it_comes(device: Devi
             device.until("handed on", step.number)
             if not number:
                 device.until("ready", step.number)  # the first step shows how long a step takes
-            step.result.is_over = True
+            step.is_over = True
         last = device.job()
         device.thread.submit(last)
         device.until("waited for", last.number)

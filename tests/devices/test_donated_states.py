@@ -18,7 +18,7 @@ from penstock import data, engine
 from tests.kit import plain
 
 from .gates import Gate
-from .kit import on_the_host
+from .kit import graph_of, on_the_host
 
 NUMBERS = [np.float32(number) for number in (3, 1, 4, 1, 5)]
 
@@ -53,19 +53,14 @@ def seen_by(seen: list[Any]) -> Any:
 
 
 def folded(body: Callable[[Any, Any], Any], **options: Any) -> Any:
-    @ps.graph
-    async def fold(total: Any) -> Any:
-        return await ps.fold(body, numbers(5), total, **options)
-
-    return fold
+    return graph_of(lambda total: ps.fold(body, numbers(5), total, **options), awaits=True)
 
 
-def looped(body: Callable[[Any, Any], Any], predicate: Any = is_small) -> Any:
-    @ps.graph
-    async def loop(total: Any) -> Any:
-        return await ps.while_loop(predicate, lambda total: body(total, np.float32(7)), total)
+def looped(body: Callable[[Any, Any], Any], predicate: Any = is_small, **options: Any) -> Any:
+    def turn(total: Any) -> Any:
+        return body(total, np.float32(7))
 
-    return loop
+    return graph_of(lambda total: ps.while_loop(predicate, turn, total, **options), awaits=True)
 
 
 LOOPS: dict[str, Callable[..., Any]] = {"fold": folded, "while_loop": looped}
@@ -73,6 +68,17 @@ LOOPS: dict[str, Callable[..., Any]] = {"fold": folded, "while_loop": looped}
 
 def bits(value: Any) -> list[Any]:
     return [(np.asarray(leaf).dtype, np.asarray(leaf).tobytes()) for leaf in jax.tree.leaves(value)]
+
+
+def shown(step: Any, look: Any) -> Any:
+    """Returns a body whose next states a node looks at."""
+
+    async def body(total: Any, x: Any) -> Any:
+        new = step(total, x)
+        await look(new)
+        return new
+
+    return body
 
 
 def is_gone(state: Any) -> bool:
@@ -103,15 +109,8 @@ async def test_a_loop_writes_over_its_state_and_leaves_that_of_the_caller(kind: 
     given, results = INITIAL[initial](), []
     before = bits(given)
     for donate in (False, True):
-        step, seen = step_of(donate), list[Any]()
-        look = seen_by(seen)
-
-        async def body(total: Any, x: Any, step: Any = step, look: Any = look) -> Any:
-            new = step(total, x)
-            await look(new)
-            return new
-
-        results.append(await engine.run(LOOPS[kind](body)(given)))
+        seen = list[Any]()
+        results.append(await engine.run(LOOPS[kind](shown(step_of(donate), seen_by(seen)))(given)))
         assert len(seen) > 3
         assert [*map(is_gone, seen)] == [donate] * (len(seen) - 1) + [False]
     assert bits(results[0]) == bits(results[1])
@@ -129,7 +128,7 @@ async def test_the_memory_is_reused_by_a_program_that_is_compiled_before_the_fir
     assert step.compile_statistics().programs == 1
     report = await engine.memory(graph(jnp.zeros(1000)))
     assert [program.reused_bytes for node in report.nodes for program in node.programs] == [4000]
-    assert "step in fold/step writes the next state over the one before" in noted(graph)
+    assert "step in of/step writes the next state over the one before" in noted(graph)
 
 
 async def test_an_array_that_stands_twice_in_the_state_is_copied_once() -> None:
@@ -190,15 +189,14 @@ async def test_what_is_emitted_can_be_read_after_the_loop(kind: str, options: di
 
 async def test_an_event_of_another_array_does_not_keep_the_state() -> None:
     seen: list[Any] = []
-    look, tell, step = seen_by(seen), told_by(True), step_of()
+    look, tell = seen_by(seen), told_by(True)
 
-    async def body(total: Any, x: Any) -> Any:
-        new = step(total, x)
+    async def look_and_tell(new: Any) -> None:
         await look(new)
         await tell(new)
-        return new
 
-    assert len([event async for event in engine.stream(folded(body)(jnp.ones(4)), events=object, capacity=100)]) == 5
+    call = folded(shown(step_of(), look_and_tell))(jnp.ones(4))
+    assert len([event async for event in engine.stream(call, events=object, capacity=100)]) == 5
     assert [*map(is_gone, seen)] == [True] * 4 + [False]
 
 
@@ -213,21 +211,16 @@ async def test_all_other_readers_have_read_before_the_state_goes() -> None:
     def in_thread(total: Any) -> None:
         read.append(float(np.asarray(total).sum()))
 
-    @ps.node
-    def is_even(number: Any) -> bool:
-        return float(number) % 2 == 0
-
-    async def by_cond(total: Any) -> None:
-        await ps.cond(is_even(1), slow, slow, total)
-
-    async def by_map(total: Any) -> None:
-        await ps.map_each(lambda _: slow(total), [1, 2])
-
     async def twice_by_node(total: Any) -> None:
         await slow(total)
         in_thread(total)
 
-    for reads in (by_cond, by_map, twice_by_node):
+    readers: list[Callable[[Any], Any]] = [
+        lambda total: ps.cond(plain(0), slow, slow, total),
+        lambda total: ps.map_each(lambda _: slow(total), [1, 2]),
+        twice_by_node,
+    ]
+    for reads in readers:
         results = []
         for donate in (False, True):
             step, read = step_of(donate), list[float]()
@@ -282,7 +275,7 @@ async def is_not_made_by_one_branch(step: Any, total: Any, x: Any) -> Any:
 )
 async def test_a_plan_says_why_a_state_is_not_overwritten(body: Any, reason: str) -> None:
     step = step_of(pure=False)
-    assert f"step in fold/each does not overwrite the state: {reason}" in noted(
+    assert f"step in of/each does not overwrite the state: {reason}" in noted(
         folded(functools.partial(body, step), name="each")
     )
 
@@ -379,34 +372,23 @@ async def test_a_cut_of_a_fold_has_the_state_before_it_was_overwritten(tmp_path:
         return record.value
 
     def total_by(step: Any) -> Any:
-        @ps.graph
-        async def total(given: AsyncIterator[data.Record[None]]) -> Any:
-            return await ps.fold(step, ps.map_each(checked, given >> data.read(source)), (jnp.zeros(3),) * 2)
+        return graph_of(lambda: ps.fold(step, data.order(source) >> data.read(source) >> checked, start), awaits=True)
 
-        return total
-
+    start = (jnp.zeros(3),) * 2
     graph = total_by(step_of())
     checkpoint = ps.Checkpoint(tmp_path, every_records=5)
     with pytest.raises(ValueError, match="crashed"):
-        await engine.run(graph(data.order(source)), checkpoint=checkpoint)
+        await engine.run(graph(), checkpoint=checkpoint)
     fails[0] = False
-    got = await engine.run(graph(data.order(source)), checkpoint=checkpoint)
-    assert bits(got) == bits(await engine.run(total_by(step_of(donate=False))(data.order(source))))
+    got = await engine.run(graph(), checkpoint=checkpoint)
+    assert bits(got) == bits(await engine.run(total_by(step_of(donate=False))()))
 
 
 async def test_a_durable_loop_goes_on_from_what_it_has_kept(tmp_path: Path) -> None:
     durable = ps.Durable(tmp_path / "loops.db")
-
-    def loop(step: Any) -> Any:
-        @ps.graph
-        async def kept(total: Any) -> Any:
-            return await ps.while_loop(is_small, lambda total: step(total, np.float32(7)), total, durable=durable)
-
-        return kept
-
     with pytest.raises(Exception, match="the sensor is gone"):
-        await engine.run(loop(failing_at(3))(jnp.ones(4)), durable_key="one")
-    got = await engine.run(loop(failing_at(100))(jnp.ones(4)), durable_key="one")
+        await engine.run(looped(failing_at(3), durable=durable)(jnp.ones(4)), durable_key="one")
+    got = await engine.run(looped(failing_at(100), durable=durable)(jnp.ones(4)), durable_key="one")
     assert got.tolist() == [253.0] * 4
 
 

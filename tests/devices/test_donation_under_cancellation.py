@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import jax
@@ -15,47 +15,12 @@ import pytest
 import penstock as ps
 from penstock import devices, engine
 from penstock.devices.engine_device import CallQueue
+from tests.kit import begun, model, outcomes
 
-from .gates import Gate, HeldTrace
-from .kit import refusing
+from .gates import Gate
+from .kit import on_the_host, refusing
 
 LENGTH = 512
-
-
-class Device:
-    """Runs steps on a state. It notes the steps that have begun; the state notes the steps that it has seen."""
-
-    def __init__(self) -> None:
-        self.begun: list[int] = []
-        self._actor = devices.actor("cpu")
-
-    def seen(self, state: Any) -> list[int]:
-        count, numbers = state
-        return [int(number) for number in np.asarray(numbers)[: int(count)]]
-
-    async def step(self, state: Any, number: int, *, ready: bool = True) -> Any:
-        return await self._actor.run(self._step, state, np.int32(number), donate_argnums=(0,), ready=ready)
-
-    async def look(self, state: Any) -> list[int]:
-        """Reads the state; raises if the state was donated and deleted."""
-        return self.seen(await self._actor.run(_same, state))
-
-    def _step(self, state: Any, number: jax.Array) -> Any:
-        count, numbers = state
-        number = jax.pure_callback(self._note, jax.ShapeDtypeStruct((), jnp.int32), number)
-        return count + 1, numbers.at[count].set(number)
-
-    def _note(self, number: Any) -> Any:
-        self.begun.append(int(number))
-        return np.asarray(number)
-
-
-def _same(state: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf + 0, state)
-
-
-def empty() -> Any:
-    return jnp.zeros((), jnp.int32), jnp.zeros(LENGTH, jnp.int32)
 
 
 async def turns(count: int) -> None:
@@ -63,34 +28,44 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-def recorder(device: Device, *, ready: bool) -> Any:
-    """A stateful node that donates its state to each step. For a negative number, it returns the steps seen."""
+def recorder(noted: list[int], *, ready: bool) -> Any:
+    """A stateful node that donates its state to each step. For a negative number, it returns the steps seen.
 
-    @ps.node
-    class Recorder:
-        async def __aenter__(self) -> Self:
-            self.state = empty()
-            return self
+    Args:
+        noted: gets the steps that have begun on the device.
+        ready: whether a step waits for its result.
+    """
+    device, state = devices.actor("cpu"), (jnp.zeros((), jnp.int32), jnp.zeros(LENGTH, jnp.int32))
 
-        async def __aexit__(self, *exc_info: object) -> None:
-            pass
+    def note(number: Any) -> Any:
+        noted.append(int(number))
+        return np.asarray(number)
 
-        async def __call__(self, number: int) -> list[int]:
-            if number < 0:
-                return await device.look(self.state)
-            self.state = await device.step(self.state, number, ready=ready)
-            await asyncio.sleep(0)
-            return []
+    def step(state: Any, number: jax.Array) -> Any:
+        count, numbers = state
+        return count + 1, numbers.at[count].set(on_the_host(note, number))
 
-    return Recorder()
+    def look(state: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf + 0, state)
+
+    async def call(number: int) -> list[int]:
+        nonlocal state
+        if number < 0:
+            count, numbers = await device.run(look, state)  # raises if the state was donated and deleted
+            return [int(seen) for seen in np.asarray(numbers)[: int(count)]]
+        state = await device.run(step, state, np.int32(number), donate_argnums=(0,), ready=ready)
+        await asyncio.sleep(0)
+        return []
+
+    return model(call=call)
 
 
 @pytest.mark.parametrize("ready", [True, False])
 async def test_the_state_is_always_usable_and_has_seen_every_step_that_has_begun(ready: bool, effort: int) -> None:
     for seed in range(effort):
         chance = random.Random(seed)
-        device = Device()
-        async with engine.deploy(ps.graph(recorder(device, ready=ready))) as service:
+        noted: list[int] = []
+        async with engine.deploy(ps.graph(recorder(noted, ready=ready))) as service:
             calls: list[asyncio.Task[list[int]]] = []
             for number in range(100):
                 calls.append(asyncio.ensure_future(service(number)))
@@ -99,13 +74,13 @@ async def test_the_state_is_always_usable_and_has_seen_every_step_that_has_begun
                     chance.choice(calls[-4:]).cancel()
                 if chance.random() < 0.1:
                     seen = await service(-1)
-                    assert seen == device.begun[: len(seen)]
+                    assert seen == noted[: len(seen)]
             await asyncio.wait(calls)
-            assert await service(-1) == device.begun
+            assert await service(-1) == noted
         cancelled = {number for number, call in enumerate(calls) if call.cancelled()}
         assert 0 < len(cancelled) < 100
-        assert {*range(100)} - cancelled <= {*device.begun}
-        assert len(device.begun) == len({*device.begun})
+        assert {*range(100)} - cancelled <= {*noted}
+        assert len(noted) == len({*noted})
 
 
 class Held:
@@ -129,10 +104,19 @@ class Held:
         """Whether the result of the call has been stored."""
         return self.result is not None and np.asarray(self.result).tolist() == [1] * 4
 
-    async def ends(self, handler: Callable[[], Awaitable[None]]) -> tuple[list[str], int]:
-        """Runs a handler to its end; returns its steps, and how many cancellations it has not taken back."""
+    async def ends(self, handler: Callable[[], Awaitable[None]], message: str | None = None) -> tuple[list[str], int]:
+        """Runs a handler, and cancels it with a message if there is one, after the device has begun.
+
+        Returns:
+            The steps of the handler, and how many cancellations it has not taken back.
+        """
         task = asyncio.ensure_future(handler())
-        await task
+        if message is None:
+            await task
+        else:
+            await self.cancel_and_open(lambda: task.cancel(message))
+            with pytest.raises(asyncio.CancelledError, match=message):
+                await task
         assert self.is_whole
         return self.steps, task.cancelling()
 
@@ -159,13 +143,7 @@ async def test_what_has_begun_gives_its_result_and_the_cancellation_comes_with_t
         await asyncio.sleep(30)
         held.steps.append("went on")
 
-    task = asyncio.ensure_future(handler())
-    await held.cancel_and_open(lambda: task.cancel("why"))
-    with pytest.raises(asyncio.CancelledError, match="why"):
-        await task
-    assert held.is_whole
-    assert held.steps == ["stored"]
-    assert task.cancelling() == 1
+    assert await held.ends(handler, "why") == (["stored"], 1)
 
 
 async def test_a_call_that_would_hold_up_a_cancellation_again_does_not_begin(
@@ -186,12 +164,7 @@ async def test_a_call_that_would_hold_up_a_cancellation_again_does_not_begin(
             await devices.actor("cpu").run(jnp.negative, jnp.zeros(4), donate_argnums=(0,))
             held.steps.append(f"call {number}")
 
-    task = asyncio.ensure_future(handler())
-    await held.cancel_and_open(lambda: task.cancel("why"))
-    with pytest.raises(asyncio.CancelledError, match="why"):
-        await task
-    assert held.is_whole
-    assert (held.steps, task.cancelling()) == ([], 1)
+    assert await held.ends(handler, "why") == ([], 1)
 
 
 async def test_what_has_not_begun_is_taken_back_at_once_and_nothing_is_donated(held: Held) -> None:
@@ -200,28 +173,14 @@ async def test_what_has_not_begun_is_taken_back_at_once_and_nothing_is_donated(h
     await held.gate.entered()
     # More than the device holds, so that some calls wait on the loop.
     states = [jnp.full(4, number) for number in range(40)]
-    waiting = [asyncio.ensure_future(device.run(jnp.negative, state, donate_argnums=(0,))) for state in states]
-    await turns(5)
+    waiting = await begun(*[device.run(jnp.negative, state, donate_argnums=(0,)) for state in states])
     for task in waiting:
         task.cancel()
-    await asyncio.wait(waiting)
-    assert all(task.cancelled() for task in waiting)
+    assert await outcomes(*waiting) == [asyncio.CancelledError] * 40
     held.gate.open()
     await first
     await device.run(jnp.positive, np.zeros(1))  # runs after all of them
     assert not any(state.is_deleted() for state in states)
-
-
-async def test_what_is_being_compiled_is_taken_back_at_once() -> None:
-    trace, state, device = HeldTrace(), jnp.ones(4), devices.actor("cpu")
-    task = asyncio.ensure_future(device.run(trace.compute, state, donate_argnums=(0,)))
-    await trace.entered()
-    task.cancel()
-    await asyncio.wait([task])
-    assert task.cancelled()
-    trace.go_on()
-    assert np.asarray(await device.run(trace.compute, state)).tolist() == [2] * 4
-    assert not state.is_deleted()
 
 
 async def test_an_error_of_what_has_begun_reaches_the_caller_and_so_does_the_cancellation() -> None:
@@ -241,8 +200,7 @@ async def test_an_error_of_what_has_begun_reaches_the_caller_and_so_does_the_can
     task.cancel()
     await turns(3)
     gate.open()
-    await asyncio.wait([task])
-    assert task.cancelled()
+    assert await outcomes(task) == [asyncio.CancelledError]
     assert steps == ["knows"]
 
 
@@ -289,8 +247,7 @@ async def test_a_timeout_takes_back_its_own_cancellation_and_not_that_of_another
         asyncio.get_running_loop().call_soon(task.cancel)
 
     task = asyncio.ensure_future(handler())
-    await asyncio.wait([task])
-    assert task.cancelled()
+    assert await outcomes(task) == [asyncio.CancelledError]
     assert held.is_whole
     assert (held.steps, task.cancelling()) == (["block left"], 1)
 

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import penstock as ps
 from penstock import devices, engine
 from tests.devices.gates import Gate
 from tests.devices.kit import graph_of, on_the_host, report_of, resource_of
-from tests.kit import SCHEDULERS
+from tests.kit import SCHEDULERS, values_of
 
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4) + 1
 
@@ -32,43 +32,29 @@ elsewhere = ps.device_node(device="cpu:1", name="elsewhere")(lambda x: x + 1)
 batched = ps.device_node(device="cpu", batch=ps.Batch(4), name="batched")(lambda x: x + 1)
 impure = ps.device_node(device="cpu", pure=False, name="impure")(lambda x: x + 1)
 split = ps.device_node(device="cpu", name="split")(lambda x: {"rows": x * 2, "sums": (x.sum(0), x.sum(1))})
-
-
-@ps.node
-def on_host(x: Any) -> Any:
-    return np.asarray(x) * 10
-
-
-@ps.node(runs_on="thread")
-def in_thread(x: Any) -> Any:
-    return np.asarray(x) * 10
+on_host = ps.node(name="on_host")(lambda x: np.asarray(x) * 10)
+in_thread = ps.node(name="in_thread", runs_on="thread")(lambda x: np.asarray(x) * 10)
+positive = ps.node(lambda x: bool(x > 0))
 
 
 @contextmanager
 def nothing_computed_here() -> Iterator[None]:
     """Fails if this thread takes an item of an array, or an attribute that JAX computes."""
     kind: Any = type(jnp.zeros(1))
-    loop, taken = threading.get_ident(), list[object]()
-    original: dict[str, Any] = {name: getattr(kind, name) for name in ("__getitem__", "T", "mT", "real", "imag")}
-
-    def note(what: object) -> None:
-        if threading.get_ident() == loop:
-            taken.append(what)
-
-    def getitem(self: Any, key: Any) -> Any:
-        note(key)
-        return original["__getitem__"](self, key)
+    loop, taken = threading.get_ident(), list[str]()
 
     def watched(name: str) -> property:
+        original = getattr(kind, name)
+
         def get(self: Any) -> Any:
-            note(name)
-            return original[name].__get__(self)
+            if threading.get_ident() == loop:
+                taken.append(name)
+            return original.__get__(self)
 
         return property(get)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "__getitem__", getitem)
-        for name in ("T", "mT", "real", "imag"):
+        for name in ("__getitem__", "T", "mT", "real", "imag"):
             patch.setattr(kind, name, watched(name))
         yield
     assert not taken
@@ -89,6 +75,11 @@ async def same_as_plain_python(graph: Any, *args: Any, **options: Any) -> Any:
 items_of = functools.partial(report_of, name="items")
 
 
+def taken_from(node: Any, take: Callable[[Any], Any]) -> Any:
+    """Returns a graph whose result a function takes of the result of a node."""
+    return graph_of(lambda x: take(node(x)))
+
+
 READERS = {
     "batched": batched, "elsewhere": elsewhere, "impure": impure, "on_host": on_host, "in_thread": in_thread,
     "the result": lambda x: x,
@@ -98,7 +89,7 @@ READERS = {
 @pytest.mark.parametrize("reader", READERS)
 async def test_the_item_that_one_reader_takes_is_all_that_the_program_gives(reader: str) -> None:
     read: Any = READERS[reader]
-    of = graph_of(lambda x: read(double(x)[0]))
+    of = taken_from(double, lambda found: read(found[0]))
     assert items_of(of).changes == ("double gives [0] of its result",)
     await same_as_plain_python(of, MATRIX)
 
@@ -118,19 +109,14 @@ KEYS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", KEYS)
 async def test_all_that_an_array_takes_for_a_place(kind: str) -> None:
-    of = graph_of(lambda x: on_host(double(x)[KEYS[kind]]))
-    await same_as_plain_python(of, MATRIX)
+    await same_as_plain_python(taken_from(double, lambda found: on_host(found[KEYS[kind]])), MATRIX)
 
 
 async def test_readers_of_several_items_and_of_the_whole() -> None:
-    @ps.graph
-    async def of(x: Any) -> Any:
-        found = impure(x)
-        return [
-            batched(found[0]), on_host(found[0]), on_host({"all": [found[1], found]}["all"][0]),
-            elsewhere(found[1][1:]), found, found[2], found.T,
-        ]  # fmt: skip
-
+    of = taken_from(impure, lambda found: [
+        batched(found[0]), on_host(found[0]), on_host({"all": [found[1], found]}["all"][0]),
+        elsewhere(found[1][1:]), found, found[2], found.T,
+    ])  # fmt: skip
     report = items_of(of)
     assert sorted(report.changes) == [
         f"impure gives {what} of its result" for what in (".T", "[0]", "[1]", "[1][slice(1, None, None)]", "[2]")
@@ -140,20 +126,11 @@ async def test_readers_of_several_items_and_of_the_whole() -> None:
 
 
 async def test_attributes_that_are_computed_and_those_that_are_not() -> None:
-    @ps.graph
-    async def of(x: Any) -> Any:
-        found = double(x)
-        computed = found.T, found.mT, found.real, on_host(found.imag), found.T[0]
-        return computed, found.shape, found.shape[0], found[0].shape
-
-    result = await same_as_plain_python(of, MATRIX + 1j)
-    assert result[1:] == ((3, 4), 3, (4,))
-
-    @ps.graph
-    async def about(x: Any) -> Any:
-        found = double(x)
-        return found.dtype, found.ndim, found.shape[-1]
-
+    computed = taken_from(double, lambda found: (found.T, found.mT, found.real, on_host(found.imag), found.T[0]))
+    await same_as_plain_python(computed, MATRIX + 1j)
+    shapes = taken_from(double, lambda found: (found.T, found.shape, found.shape[0], found[0].shape))
+    assert (await same_as_plain_python(shapes, MATRIX))[1:] == ((3, 4), 3, (4,))
+    about = taken_from(double, lambda found: (found.dtype, found.ndim, found.shape[-1]))
     assert not items_of(about).changes
     assert await engine.run(about(MATRIX)) == (jnp.float32, 2, 4)
 
@@ -169,22 +146,13 @@ async def test_items_inside_of_containers_by_keyword_and_as_operands() -> None:
     await same_as_plain_python(of, MATRIX)
 
 
-@ps.node
-def positive(x: Any) -> bool:
-    return bool(x > 0)
-
-
 async def test_items_in_the_bodies_of_control_flow() -> None:
     of = graph_of(lambda xs: ps.map_each(lambda x: on_host(impure(x)[1]), xs), awaits=True)
     await same_as_plain_python(of, [MATRIX, MATRIX + 1])
 
 
 async def test_the_result_of_a_region_and_of_an_einsum() -> None:
-    @ps.graph
-    async def region(x: Any) -> Any:
-        found = double(double(x))
-        return batched(found[0]), found[1]
-
+    region = taken_from(lambda x: double(double(x)), lambda found: (batched(found[0]), found[1]))
     product = graph_of(lambda x: batched(devices.einsum("ij,kj->ik", x, x)[0]))
     assert len(engine.plan(region).steps) == 2
     assert items_of(product).changes
@@ -194,14 +162,10 @@ async def test_the_result_of_a_region_and_of_an_einsum() -> None:
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_under_every_scheduler_in_streams_and_in_services(scheduler: Any) -> None:
-    @ps.graph
-    async def of(x: Any) -> Any:
-        found = elsewhere(x)
-        return batched(found[0]), on_host(found[1])
-
+    of = taken_from(elsewhere, lambda found: (batched(found[0]), on_host(found[1])))
     await same_as_plain_python(of, MATRIX, scheduler=scheduler)
     with nothing_computed_here():
-        streamed = [one async for one in engine.stream([of(MATRIX + i) for i in range(5)], scheduler=scheduler)]
+        streamed = await values_of(engine.stream([of(MATRIX + i) for i in range(5)], scheduler=scheduler))
         async with engine.deploy(of, scheduler=scheduler) as service:
             served = await service.map([of(MATRIX + i) for i in range(5)])
     for i in range(5):
@@ -272,13 +236,7 @@ async def test_the_policy_of_the_node_is_kept() -> None:
 
     def failing(**policy: Any) -> Any:
         fails = ps.device_node(device="cpu", pure=False, **policy)(lambda x: on_the_host(refused, x))
-
-        @ps.graph
-        async def of(x: Any) -> Any:
-            found = fails(x)
-            return on_host(found[1]), found[0, 0]
-
-        return of
+        return taken_from(fails, lambda found: (on_host(found[1]), found[0, 0]))
 
     with pytest.raises(Exception, match="never"):
         await engine.run(failing(retry=ps.Retry(3))(MATRIX))
@@ -309,12 +267,7 @@ async def test_an_effect_comes_once() -> None:
         jax.debug.callback(lambda one: seen.append(float(one)), x[0], ordered=True)
         return x + 1
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        found = noted(x)
-        return on_host(found[0]), found[1]
-
-    await engine.run(of(np.arange(3.0)))
+    await engine.run(taken_from(noted, lambda found: (on_host(found[0]), found[1]))(np.arange(3.0)))
     jax.effects_barrier()
     assert seen == [0]
 
@@ -333,19 +286,11 @@ async def test_nodes_on_meshes_with_specs_and_with_replicas() -> None:
     spread = ps.device_node(device=mesh, in_specs=rows, out_specs=rows)(lambda x: x * 2)
     copied = ps.device_node(device="cpu", replicas=2)(lambda x: x * 2)
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        found = spread(x)
-        return batched(found[0]), found, on_host(copied(x)[1])
-
+    of = graph_of(lambda x: (batched((found := spread(x))[0]), found, on_host(copied(x)[1])))
     _, whole, _ = await same_as_plain_python(of, np.concatenate([MATRIX, MATRIX]))
     assert whole.sharding.spec == rows
-
-    @ps.graph
-    async def one(x: Any) -> Any:
-        return on_host(spread(x)[1:4])  # three rows, which cannot be split over two devices
-
-    await same_as_plain_python(one, np.concatenate([MATRIX, MATRIX]))
+    three_rows = taken_from(spread, lambda found: on_host(found[1:4]))  # which cannot be split over two devices
+    await same_as_plain_python(three_rows, np.concatenate([MATRIX, MATRIX]))
 
 
 async def test_parameters_are_reloaded_and_samples_compiled_as_for_the_whole() -> None:
@@ -381,11 +326,7 @@ async def test_a_fake_gives_what_it_gives() -> None:
 
 
 async def test_drawings_show_items_as_they_are_written() -> None:
-    @ps.graph
-    async def of(x: Any) -> Any:
-        found = double(x)
-        return on_host(found[1]), on_host(found[2].T)
-
+    of = taken_from(double, lambda found: (on_host(found[1]), on_host(found[2].T)))
     assert "items: 2 → 0\n    double gives [1] of its result\n    double gives [2].T of its result" in str(
         engine.plan(of)
     )

@@ -27,19 +27,10 @@ class Page:
     picture: Any
 
 
-@ps.device_node(sample_input=(np.zeros((SIDE, SIDE), np.float32),))
-def columns(x: Any) -> Any:
-    return (x @ x).sum(0)
-
-
-@ps.device_node(batch=devices.DeviceBatch(4))
-def halved(x: Any) -> Any:
-    return x / 2
-
-
-@ps.node
-def load(count: int) -> Any:
-    return np.full((SIDE, SIDE), count, np.float32)
+sample = np.zeros((SIDE, SIDE), np.float32)
+columns: Any = ps.device_node(sample_input=(sample,), name="columns")(lambda x: (x @ x).sum(0))
+halved = ps.device_node(batch=devices.DeviceBatch(4), name="halved")(lambda x: x / 2)
+load = ps.node(name="load")(lambda count: np.full((SIDE, SIDE), count, np.float32))
 
 
 @ps.node(max_bytes=1000)
@@ -73,7 +64,7 @@ async def test_programs_say_what_xla_says() -> None:
     found = await engine.memory(report(3))
     [program] = node_of(found, "columns").programs
     # Compiled with the same fusions: from JAX 0.10.2 on, Penstock leaves out some of the compiler's.
-    compiled = jax.jit(columns.fn).lower(np.zeros((SIDE, SIDE), np.float32)).compile(compiler_options("cpu"))
+    compiled = jax.jit(columns.fn).lower(sample).compile(compiler_options("cpu"))
     said = compiled.memory_analysis()
     assert program.arguments == f"x: float32[{SIDE}, {SIDE}]"
     assert (program.argument_bytes, program.output_bytes) == (MATRIX, 4 * SIDE)
@@ -141,10 +132,7 @@ async def first_is_last(x: Any) -> Any:
     ids=["shuffled", "batched", "batches", "buffer", "turns", "split"],
 )
 async def test_what_stages_and_streams_hold_is_in_flight(pipeline: Any, least: int, most: int) -> None:
-    @ps.graph
-    async def feed(count: int) -> AsyncIterator[Any]:
-        return pipeline(chunks(count))  # type: ignore[no-any-return]
-
+    feed = graph_of(lambda count: pipeline(chunks(count)))
     found = await engine.memory(feed(60))
     assert least * MATRIX <= (found.in_flight_bytes or 0) <= most * MATRIX
     assert found.in_flight_device_bytes == 0
@@ -172,11 +160,7 @@ async def test_a_plan_is_compiled_as_far_as_there_are_samples_and_nothing_runs()
         return x * 2
 
     unknown = ps.device_node(name="unknown")(lambda x: x.sum())
-
-    @ps.graph
-    async def planned() -> Any:
-        return await ps.cond(True, unknown, known, known(source()))
-
+    planned = graph_of(lambda: ps.cond(True, unknown, known, known(source())), awaits=True)
     found = await engine.memory(engine.plan(planned))
     assert ran == []
     assert threading.get_ident() not in compiled_on

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import devices, engine
 from tests.conftest import EFFORT
+from tests.kit import values_of
 
 from .gates import Gate
 from .kit import graph_of, resource_of, row
@@ -96,20 +97,12 @@ async def test_parameters_of_a_resource_are_placed_once_split_as_their_spec_says
     def through(parameters: dict[str, jax.Array], x: jax.Array) -> jax.Array:
         return jnp.tanh(x @ parameters["w"])
 
-    seen: list[Any] = []
     node = ps.device_node(device=MESH, in_specs={"parameters": P(None, "model"), "x": P("data")})(through)
     whole = ps.device_node(device=MESH)(through)
-
-    @ps.graph
-    async def graph(x: jax.Array) -> list[jax.Array]:
-        parameters = await weights()
-        return [node(parameters, x), whole(parameters, x)]
-
-    async with engine.deploy(graph) as service:
+    async with engine.deploy(graph_of(lambda w, x: [node(w, x), whole(w, x)], weights)) as service:
         for _ in range(3):
-            seen += await service(X)
-    for result in seen:
-        np.testing.assert_allclose(np.asarray(result), np.tanh(X @ W), rtol=1e-5)
+            for result in await service(X):
+                np.testing.assert_allclose(np.asarray(result), np.tanh(X @ W), rtol=1e-5)
     # The arrays were already in place, also for the second call.
     assert (node.compile_statistics().transfers, whole.compile_statistics().transfers) == (0, 0)
 
@@ -171,15 +164,10 @@ async def test_batches_of_any_size_are_padded_so_that_their_rows_can_be_split(co
 
 
 async def test_ragged_items_are_padded_and_masked_on_a_mesh() -> None:
-    @ps.device_node(
-        device=MESH,
-        batch=devices.DeviceBatch(8, pad_axes={"tokens": 0}),
-        in_specs={"tokens": P("data", "model")},
-        out_specs=P("data"),
-    )
-    def mean(tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        if mask is None:
-            return jnp.mean(tokens)
+    batch = devices.DeviceBatch(8, pad_axes={"tokens": 0})
+
+    @ps.device_node(device=MESH, batch=batch, in_specs={"tokens": P("data", "model")}, out_specs=P("data"))
+    def mean(tokens: Any, mask: Any = None) -> Any:
         return jnp.sum(tokens * mask) / jnp.sum(mask)
 
     rows = [np.arange(length, dtype=np.float32) for length in range(1, 40, 3)]
@@ -218,14 +206,10 @@ def test_random_sizes_and_specs_give_what_one_device_gives_or_are_refused(
     x = np.random.default_rng(shape).normal(size=shape).astype(np.float32)
     if not all(divides(spec, shape) for spec in specs):
         with pytest.raises(ValueError, match="is no multiple of"):
-            asyncio.run(_run(graph(x)))
+            asyncio.run(engine.run(graph(x)))
         return
     expected = np.cumsum(x, 0) / (1 + np.abs(x).sum()) + x.max()
-    np.testing.assert_allclose(np.asarray(asyncio.run(_run(graph(x)))), expected, rtol=1e-4, atol=1e-5)
-
-
-async def _run(call: Any) -> Any:
-    return await engine.run(call)
+    np.testing.assert_allclose(np.asarray(asyncio.run(engine.run(graph(x)))), expected, rtol=1e-4, atol=1e-5)
 
 
 STAGES = devices.DeviceMesh(shape=(4, 2), axis_names=("stage", "data"), device="cpu")
@@ -268,8 +252,8 @@ async def test_a_pipeline_of_stages_gives_what_one_device_gives() -> None:
         return x
 
     batches = [rng.normal(size=(4, 8)).astype(np.float32) for _ in range(12)]
-    given = [result async for result in engine.stream(pipeline(batch) for batch in batches)]
-    for batch, result in zip(batches, given, strict=True):
+    results = await values_of(engine.stream(pipeline(batch) for batch in batches))
+    for batch, result in zip(batches, results, strict=True):
         for w in weights:
             batch = np.tanh(batch @ w)
         np.testing.assert_allclose(np.asarray(result), batch, rtol=1e-4, atol=1e-5)
@@ -287,24 +271,19 @@ async def test_a_stage_works_on_an_item_while_the_one_before_works_on_the_next()
     first, second, third, last = map(stage, line.split("stage"), gates)
 
     pipeline = first >> second >> third >> last
-    async with engine.stream(pipeline(row(10 * item)) for item in range(4)) as results:
-        given = asyncio.ensure_future(_all(results))
-        # A gate lets one computation pass at a time: the pipeline fills, step by step.
-        for step in range(4):
+    results = asyncio.create_task(values_of(engine.stream(pipeline(row(10 * item)) for item in range(4))))
+    # A gate lets one computation pass at a time: the pipeline fills, step by step.
+    for step in range(4):
+        for gate in gates[: step + 1]:
+            await gate.entered()
+        if step < 3:
             for gate in gates[: step + 1]:
-                await gate.entered()
-            if step < 3:
-                for gate in gates[: step + 1]:
-                    gate.let_one_pass()
-        # The last stage holds the first item, while the first stage holds the last one.
-        assert [gate.values[-1][0] for gate in gates] == [30, 21, 12, 3]
-        for gate in gates:
-            gate.open()
-        assert [float(result[0]) for result in await given] == [4, 14, 24, 34]
-
-
-async def _all(results: Any) -> list[Any]:
-    return [result async for result in results]
+                gate.let_one_pass()
+    # The last stage holds the first item, while the first stage holds the last one.
+    assert [gate.values[-1][0] for gate in gates] == [30, 21, 12, 3]
+    for gate in gates:
+        gate.open()
+    assert [float(result[0]) for result in await results] == [4, 14, 24, 34]
 
 
 LEFT, RIGHT = devices.DeviceMesh(shape=(2, 4), axis_names=("stage", "data"), device="cpu").split("stage")
@@ -338,7 +317,6 @@ async def test_only_a_mismatch_between_nodes_is_a_transfer_and_it_has_a_directio
 
 async def test_a_result_goes_from_mesh_to_mesh_before_it_is_ready() -> None:
     gate = Gate()
-
     slow = ps.device_node(device=LEFT, out_specs=P("data"), pure=False)(gate.pass_through)
     after = ps.device_node(device=RIGHT, in_specs=P(None, "data"), pure=False)(lambda x: x.sum(0))
     other = ps.device_node(device=RIGHT, pure=False)(lambda x: x * 2)

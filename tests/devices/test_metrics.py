@@ -5,7 +5,6 @@ import contextlib
 import gc
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from opentelemetry.sdk.metrics.export import Histogram, Sum
@@ -15,7 +14,7 @@ from penstock import engine
 from penstock.devices import dispatch
 from penstock.devices.compiling import CACHE, CompileCache
 from penstock.telemetry import names
-from tests.devices.compiled import called, leased, program
+from tests.devices.compiled import called, dying_once, leased, program
 from tests.docs.snippets import ROOT
 from tests.telemetry.collected import Collected, collecting
 
@@ -81,17 +80,9 @@ async def test_compilations_hits_and_busy_time_stay_when_the_device_is_given_bac
     assert collected.total(names.METRIC_DEVICE_RESTARTS, device="cpu:0") == 0
 
 
-async def test_a_thread_of_a_device_that_dies_counts(collected: Collected, monkeypatch: pytest.MonkeyPatch) -> None:
-    deaths = [MemoryError()]
-
-    def are_ready(arrays: list[Any]) -> bool:
-        if deaths:
-            raise deaths.pop()
-        return True
-
+async def test_a_thread_of_a_device_that_dies_counts(collected: Collected) -> None:
     async with engine.Engine() as own:
-        monkeypatch.setattr(dispatch, "are_ready", are_ready)
-        with pytest.raises(ps.ActorRestarted):
+        with dying_once(dispatch, "are_ready"), pytest.raises(ps.ActorRestarted):
             await own.run(doubling(batch=ps.Batch(4, max_wait_seconds=0))(row(1)))
     assert collected.total(names.METRIC_DEVICE_RESTARTS, device="cpu:0") == 1
 

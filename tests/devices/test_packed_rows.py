@@ -16,10 +16,11 @@ import penstock as ps
 from penstock import devices, engine
 from penstock.telemetry import names
 from tests.conftest import EFFORT
+from tests.kit import begun
 from tests.tracing import Tracing, attributes_of
 
 from .gates import Gate
-from .kit import graph_of, refusing, row
+from .kit import graph_of, numbers_of, refusing, row, settled
 from .test_busy_devices import little_memory
 
 WIDTH = 3
@@ -57,9 +58,7 @@ def per_token(x: devices.Array, ids: devices.Array, scale: Any, segments: Any = 
 both = graph_of(lambda x: (per_item(x), per_token(x, ids_of(x), 2.0)))
 
 
-@ps.node
-def ids_of(x: Any) -> Any:
-    return np.arange(len(x), dtype=np.int16)
+ids_of = ps.node(lambda x: np.arange(len(x), dtype=np.int16))
 
 
 def alone(x: Any) -> Any:
@@ -78,7 +77,7 @@ def item_of(length: int, seed: int) -> Any:
 
 async def results_of(graph: Any, items: list[Any]) -> list[Any]:
     async with engine.deploy(graph) as service:
-        return [*await asyncio.gather(*map(service, items), return_exceptions=True)]
+        return await settled(map(service, items))
 
 
 @settings(max_examples=5 * EFFORT, deadline=None)
@@ -102,10 +101,6 @@ def test_an_item_gets_the_same_whatever_shares_its_row(lengths: list[int], bad: 
 
 def ones(length: int) -> Any:
     return np.ones(length, np.float32)
-
-
-def numbers_of(results: list[Any]) -> list[float | None]:
-    return [None if isinstance(one, BaseException) else float(one) for one in results]
 
 
 def summing(change: Callable[[Any], Any] = lambda x: x, device: Any = "cpu", **options: Any) -> Any:
@@ -176,9 +171,7 @@ async def test_higher_priorities_go_first_and_the_first_of_them_is_in_the_next_b
         calls = [asyncio.ensure_future(service(np.full(8, 0, np.float32)))]
         await gate.entered()
         for value, (length, priority) in enumerate([(4, 0), (3, 0), (5, 1), (4, 0), (2, 1)], 1):
-            call = service.run(of(np.full(length, value, np.float32)), priority=priority)
-            calls.append(asyncio.ensure_future(call))
-            await asyncio.sleep(0)
+            calls += await begun(service.run(of(np.full(length, value, np.float32)), priority=priority))
         gate.open()
         await asyncio.gather(*calls)
     rows = [only for (only,) in gate.values[1:]]
@@ -251,9 +244,8 @@ async def test_arrays_that_all_items_share_are_passed_once() -> None:
     assert looked_up.batch_statistics().batches == 1
 
 
-@ps.device_node(device="cpu", batch=batch_of(results="tokens"))
-def plus_one(x: devices.Array, segments: Any = None) -> Any:
-    return x + 1
+tokens = batch_of(results="tokens")
+plus_one = ps.device_node(device="cpu", batch=tokens, name="plus_one")(lambda x, segments=None: x + 1)
 
 
 async def test_neighbours_that_pack_stay_programs_of_their_own() -> None:
@@ -307,7 +299,7 @@ async def test_a_result_of_another_shape_is_refused_when_it_is_traced(results: A
 
 
 async def test_arguments_that_are_no_sequences_of_one_length_are_refused() -> None:
-    plus = ps.device_node(device="cpu", batch=batch_of(results="tokens"))(lambda x, y, segments=None: x + y)
+    plus = ps.device_node(device="cpu", batch=tokens)(lambda x, y, segments=None: x + y)
     of = graph_of(lambda xy: plus(xy[0], xy[1]))
     x = ones(3)
     number, other, keys, fine = await results_of(
@@ -332,9 +324,7 @@ async def test_what_rows_of_several_items_cannot_do_is_refused() -> None:
 
 async def test_a_plain_call_takes_rows_and_no_item() -> None:
     x = np.ones((3, WIDTH), np.float32)
-
     plain = ps.graph(per_item)
-
     with pytest.raises(ps.DeviceError, match=r"'per_item' has batch=PackedBatch.*engine\.run.*segments="):
         per_item(x)
     with pytest.raises(ps.DeviceError, match="'per_item' has batch=PackedBatch"):

@@ -95,11 +95,7 @@ weights = resource_of(lambda: ones(3))
 
 
 def called_both_ways(node: Any) -> Any:
-    @ps.graph
-    async def of_both(x: Any, w: Any) -> Any:
-        return [node(x, await weights()), node(x, w)]
-
-    return of_both
+    return graph_of(lambda opened, x, w: [node(x, opened), node(x, w)], weights)
 
 
 async def test_one_program_serves_arguments_from_resources_and_from_callers(events: Events) -> None:

@@ -4,6 +4,7 @@ Random graphs compute what NumPy computes: as regions and node by node, alone an
 """
 
 import asyncio
+import functools
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import devices, engine
 from tests.conftest import EFFORT
+from tests.kit import values_of
 
 from .kit import graph_of, names, report_of, resource_of
 
@@ -33,11 +35,7 @@ def _no_warnings_of_dead_nodes() -> Iterator[None]:
 double = ps.device_node(name="double")(lambda x: x * 2)
 add = ps.device_node(name="add")(lambda x, y: x + y)
 increment = ps.device_node(name="increment")(lambda x: x + 1)
-
-
-@ps.node
-def on_host(x: Any) -> Any:
-    return np.asarray(x)
+on_host = ps.node(name="on_host")(lambda x: np.asarray(x))  # noqa: PLW0108 - it has no signature
 
 
 async def test_regions_cross_the_borders_of_graphs_and_join_diamonds() -> None:
@@ -55,18 +53,10 @@ async def test_regions_cross_the_borders_of_graphs_and_join_diamonds() -> None:
 
 
 async def test_who_reads_between_divides() -> None:
-    @ps.graph
-    async def divided(x: Any) -> Any:
-        between = double(x)
-        return increment(between), on_host(between), between
-
+    divided = graph_of(lambda x: (increment(between := double(x)), on_host(between), between))
     assert sorted(names(divided)) == ["double", "increment", "on_host"]
 
-    @ps.graph
-    async def returned(x: Any) -> Any:
-        between = double(x)
-        return increment(between), between
-
+    returned = graph_of(lambda x: (increment(between := double(x)), between))
     assert sorted(names(returned)) == ["double", "increment"]
 
     @ps.graph
@@ -105,11 +95,7 @@ async def test_a_node_is_not_made_to_wait_for_more_than_it_reads() -> None:
     assert sorted(names(waits)) == ["add", "double", "on_host"]
     assert report_of(waits).notes == ("double is not in one program with add, which waits for more: it runs meanwhile",)
 
-    @ps.graph
-    async def waits_anyway(x: Any) -> Any:
-        found = on_host(x)
-        return add(double(found), increment(found))
-
+    waits_anyway = graph_of(lambda x: add(double(found := on_host(x)), increment(found)))
     assert names(waits_anyway) == ["on_host", "double → increment → add"]
 
 
@@ -228,7 +214,6 @@ async def test_what_one_node_gives_is_an_array_for_the_next_as_between_programs(
 
 async def test_a_resource_is_one_parameter_that_is_shared_by_a_batch() -> None:
     weights = resource_of(lambda: {"w": np.full((3,), 2, np.float32)})
-
     batch = ps.Batch(4)
     shapes: list[Any] = []
 
@@ -239,11 +224,7 @@ async def test_a_resource_is_one_parameter_that_is_shared_by_a_batch() -> None:
 
     last = ps.device_node(batch=batch)(lambda x, w: x + w["w"])
 
-    @ps.graph
-    async def model(x: Any) -> Any:
-        w = await weights()
-        return last(layer(w, layer(w, x)), w)
-
+    model = graph_of(lambda w, x: last(layer(w, layer(w, x)), w), weights)
     (step,) = engine.plan(model).steps
     assert list(step.head.callee._parameters) == ["w", "x"]
     async with engine.deploy(model) as service:
@@ -283,20 +264,12 @@ async def test_nodes_stay_apart_where_a_region_would_take_nothing_with_rows() ->
     taken = ps.device_node(name="taken", batch=batch)(lambda x, table: x * table)
     next_one = ps.device_node(name="next_one", batch=batch)(lambda x: x + 1)
     of_shared = graph_of(lambda table: moved(scaled(2.0, table), table))
-
-    @ps.graph
-    async def of_resource() -> Any:
-        w = await weights()
-        return taken(taken(2.0, w), w)
-
+    of_resource = graph_of(lambda w: taken(taken(2.0, w), w), weights)
     of_nothing = graph_of(lambda: next_one(next_one(2.0)))
     with_rows = graph_of(lambda x, table: moved(scaled(x, table), table))
-
-    @ps.graph
-    async def in_a_body(numbers: list[int]) -> list[Any]:
-        w = await weights()
-        return await ps.map_each(lambda number: taken(taken(2.0, w), w), numbers)
-
+    in_a_body = graph_of(
+        lambda w, numbers: ps.map_each(lambda number: taken(taken(2.0, w), w), numbers), weights, awaits=True
+    )
     table = np.arange(3, dtype=np.float32)
     assert names(of_shared) == ["scaled", "moved"]
     assert names(of_resource) == ["taken", "taken"]
@@ -360,13 +333,7 @@ async def test_a_graph_that_is_made_or_traced_again_compiles_nothing() -> None:
 
 
 async def test_bodies_have_regions_too() -> None:
-    @ps.graph
-    async def mapped(xs: Any, y: Any) -> Any:
-        async def body(x: Any) -> Any:
-            return add(double(increment(x)), y)
-
-        return await ps.map_each(body, xs)
-
+    mapped = graph_of(lambda xs, y: ps.map_each(lambda x: add(double(increment(x)), y), xs), awaits=True)
     (step,) = engine.plan(mapped).steps
     assert [inner.head.callee.name for inner in step.bodies[0].steps] == ["increment → double → add"]
     assert [float(one) for one in await engine.run(mapped([1, 2], 10))] == [14, 16]
@@ -384,12 +351,7 @@ def test_drawings_of_the_graph_stay_the_users() -> None:
 
 @pytest.mark.parametrize("count", [105, 3000])
 def test_regions_are_cut_where_compiling_would_take_long(count: int) -> None:
-    @ps.graph
-    async def long(x: Any) -> Any:
-        for _ in range(count):
-            x = increment(x)
-        return x
-
+    long = graph_of(lambda x: functools.reduce(lambda value, _: increment(value), range(count), x))
     rest = ["increment ×5"] if count % 50 else []
     assert sorted(names(long)) == rest + ["increment ×50"] * (count // 50)
 
@@ -526,12 +488,12 @@ async def test_random_graphs_compute_what_numpy_computes(graph: Random, seed: in
 
     fused = graph.graph()
     check(await engine.run(fused(*inputs[0])), 0)
-    async with engine.stream([fused(*one) for one in inputs]) as results:
-        for item, result in enumerate([one async for one in results]):
-            check(result, item)
+    streamed = await values_of(engine.stream([fused(*one) for one in inputs]))
     async with engine.deploy(fused) as service:
-        for item, result in enumerate(await service.map([fused(*one) for one in inputs])):
-            check(result, item)
+        served = await service.map([fused(*one) for one in inputs])
+    for item in range(len(inputs)):
+        check(streamed[item], item)
+        check(served[item], item)
     check(await engine.run(graph.graph()(*inputs[0]), fuse=False), 0)
 
 

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock import devices, engine
 
 from .gates import Gate, gated
-from .kit import graph_of, resource_of, row, values_of
+from .kit import graph_of, numbers_of, resource_of, row
 
 MESH = devices.DeviceMesh(shape=(2,), axis_names=("x",))
 
@@ -29,7 +29,7 @@ async def test_calls_of_a_node_run_on_all_its_devices_at_once() -> None:
         assert sorted(value[0] for value in gate.values) == [0, 1, 2, 3]
         gate.open()
     results = [call.result() for call in calls]
-    assert values_of(results) == [2 * number for number in range(8)]
+    assert numbers_of(results) == [2 * number for number in range(8)]
     assert {device.id for result in results for device in result.devices()} == {1, 2, 3, 4}
 
 
@@ -47,7 +47,7 @@ async def test_a_call_goes_to_the_device_that_is_free_and_waits_behind_none_that
         assert not slow.done()
         gate.open()
     (busy,) = slow.result().devices()
-    assert values_of(results) == list(range(20))
+    assert numbers_of(results) == list(range(20))
     assert all(busy not in result.devices() for result in results)
 
 
@@ -82,7 +82,7 @@ async def test_parameters_are_placed_on_each_device_and_reloaded_there() -> None
         for version in (1.0, 5.0):
             await service.reload(weights)
             results = await asyncio.gather(*(service(np.float32(number)) for number in range(12)))
-            assert values_of(results) == [version * number for number in range(12)]
+            assert numbers_of(results) == [version * number for number in range(12)]
     statistics = scaled.compile_statistics()
     assert (statistics.programs, statistics.transfers, statistics.recompilations) == (3, 0, ())
 

@@ -1,7 +1,7 @@
 """Saved calls with batches on devices: each comes back where it was, or where it would be put now."""
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +14,8 @@ import uvloop
 import penstock as ps
 from penstock import data, devices, engine
 from penstock.testing import wait_quiescent
-from tests.saving.exact import exact
+from tests.devices.kit import graph_of
+from tests.saving.exact import Keeping, exact
 from tests.saving.random_pipelines import check_seeds
 
 SOURCE = np.arange(64, dtype=np.float32)
@@ -31,10 +32,6 @@ async def taken(call: Any, folder: Path | None, limit: int | None) -> dict[int, 
     return got
 
 
-def records() -> Any:
-    return data.order(SOURCE, shuffle_seed=1, epochs=2)
-
-
 async def test_batches_of_a_device_before_state_are_up_to_rounding(tmp_path: Path) -> None:
     def doubled(**options: Any) -> Any:
         return ps.device_node(device="cpu", batch=ps.Batch(4), name="doubled", **options)(lambda value: value * 2)
@@ -42,28 +39,17 @@ async def test_batches_of_a_device_before_state_are_up_to_rounding(tmp_path: Pat
     value_of = ps.node(lambda record: record.value)
 
     @ps.node
-    class Summed:
-        def __init__(self) -> None:
-            self.total = 0.0
-
-        def state(self) -> Any:
-            return self.total
-
-        def restore(self, state: Any) -> None:
-            self.total = state
+    class Summed(Keeping):
+        held = 0.0
 
         def __call__(self, value: Any) -> float:
-            self.total += float(value)
-            return self.total
+            self.held += float(value)
+            return self.held
 
     summed = Summed()
 
     def graph(node: Any) -> Any:
-        @ps.graph
-        async def batches(given: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
-            return ps.map_each(summed, ps.map_each(node, ps.map_each(value_of, given >> data.read(SOURCE))))
-
-        return batches(records())
+        return graph_of(lambda: data.order(SOURCE, epochs=2) >> data.read(SOURCE) >> value_of >> node >> summed)()
 
     with pytest.raises(ps.PlanError, match=r"'doubled' .* rounding"):
         engine.stream(graph(doubled()), checkpoint=ps.Checkpoint(tmp_path))
@@ -90,14 +76,11 @@ FOUR, TWO = (devices.DeviceMesh(shape=(count,), axis_names=("data",)) for count 
 
 
 def call(stage: Stage, *, batch: int | None = None) -> Any:
-    @ps.graph
-    async def feed() -> AsyncIterator[Any]:
-        if batch is not None:
-            records = data.order(ROWS, shuffle_seed=1, batch=batch)
-            return stage(records >> data.read(ROWS, runs_on="loop"))  # type: ignore[no-any-return]
-        return stage(data.order(ROWS, shuffle_seed=1) >> data.read(ROWS, runs_on="loop") >> data.batched(8))  # type: ignore[no-any-return]
+    def feed() -> Any:
+        records = data.order(ROWS, shuffle_seed=1, batch=batch) >> data.read(ROWS, runs_on="loop")
+        return stage(records if batch else records >> data.batched(8))
 
-    return feed()
+    return graph_of(feed)()
 
 
 def places(value: Any) -> list[Any]:
@@ -141,9 +124,7 @@ def joined(stream: Any) -> Any:
     return ps.map_each(pair, left, right >> data.to_device("cpu:6"))
 
 
-@ps.node
-def pair(left: Any, right: Any) -> Any:
-    return left, right
+pair = ps.node(name="pair")(lambda left, right: (left, right))
 
 
 @ps.node
@@ -152,9 +133,7 @@ def keys(batch: Any) -> Any:
     return jax.device_put(jax.random.split(key, 8), jax.NamedSharding(FOUR.resolve(), jax.P("data")))
 
 
-@ps.node
-def on_five(batch: Any) -> Any:
-    return jax.device_put(batch, jax.devices()[5])
+on_five = ps.node(name="on_five")(lambda batch: jax.device_put(batch, jax.devices()[5]))
 
 
 def split_as(spec: Any) -> Any:
@@ -179,17 +158,12 @@ PLACED: dict[str, Stage] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PLACED)
-async def test_batches_come_back_where_they_were(tmp_path: Path, name: str) -> None:
-    make = PLACED[name]
-    assert await stopped_and_resumed(tmp_path, call(make), call(make)) == await whole(call(make))
-
-
-@pytest.mark.parametrize("name", ["unread", "shuffled"])
-async def test_batches_of_records_come_back_where_they_were(tmp_path: Path, name: str) -> None:
-    make = PLACED[name]
-    got = await stopped_and_resumed(tmp_path, call(make, batch=8), call(make, batch=8))
-    assert got == await whole(call(make, batch=8))
+@pytest.mark.parametrize(("name", "batch"), [*[(name, None) for name in PLACED], ("unread", 8), ("shuffled", 8)])
+async def test_batches_and_batches_of_records_come_back_where_they_were(
+    tmp_path: Path, name: str, batch: int | None
+) -> None:
+    before, after, undisturbed = (call(PLACED[name], batch=batch) for _ in range(3))
+    assert await stopped_and_resumed(tmp_path, before, after) == await whole(undisturbed)
 
 
 @pytest.mark.parametrize(

@@ -72,13 +72,7 @@ async def test_constants_in_containers_bodies_regions_and_defaults_are_passed_on
     first, second = batched(weighted), batched(weighted)
     parts = {"w": [np.eye(3, dtype=np.float32) * 2, None]}
 
-    @ps.graph
-    async def twice(rows: list[Any]) -> list[Any]:
-        async def body(x: Any) -> Any:
-            return second(parts, first(parts, x))
-
-        return await ps.map_each(body, rows)
-
+    twice = graph_of(lambda rows: ps.map_each(lambda x: second(parts, first(parts, x)), rows), awaits=True)
     found = await engine.run(twice(list(TABLE)))
     assert as_lists(found) == [weighted(parts, weighted(parts, x)).tolist() for x in TABLE]
     assert engine.plan(twice).steps[0].bodies[0].steps[0].label == "weighted ×2"  # one region
@@ -102,9 +96,7 @@ async def test_calls_from_graphs_with_other_constants_run_in_other_batches() -> 
 
 async def test_calls_with_other_numbers_share_a_batch() -> None:
     node = node_of(2)
-
     look_up = ps.graph(node)
-
     found = await asyncio.gather(*[engine.run(look_up(TABLE, IDS[0], scale)) for scale in (2, 3)])
     assert as_lists(found) == [(TABLE[2] * 2).tolist(), (TABLE[2] * 3).tolist()]
     assert node.batch_statistics().batches == 1
@@ -123,11 +115,9 @@ async def test_a_pytree_that_is_made_anew_for_each_call_is_told_by_its_arrays() 
     summed = ps.device_node(device="cpu", batch=ps.Batch(len(IDS), max_wait_seconds=60), shared=("tables",))(
         lambda tables, index: tables[0][index] + tables[1]["more"][index]
     )
-
-    @ps.graph
-    async def look_up(table: Any, ids: list[Any]) -> list[Any]:
-        return await ps.map_each(lambda index: summed([table, {"more": table}], index), ids)
-
+    look_up = graph_of(
+        lambda table, ids: ps.map_each(lambda index: summed([table, {"more": table}], index), ids), awaits=True
+    )
     assert as_lists(await engine.run(look_up(TABLE, IDS))) == expected(TABLE * 2)
     assert (summed.batch_statistics().batches, stacked_elements(summed)) == (1, len(IDS))
 

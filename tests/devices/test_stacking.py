@@ -92,8 +92,8 @@ def test_arrays_of_jax_are_read_when_the_device_has_them() -> None:
         on_host(lost)
 
 
-def refused_values() -> list[tuple[Any, type[Exception], str]]:
-    return [
+def test_what_is_no_array_is_refused_with_its_place() -> None:
+    refused: list[tuple[Any, type[Exception], str]] = [
         ("text", TypeError, "argument 'x': str is not an array"),
         ({"a": [1, object()]}, TypeError, "\"x['a'][1]\": object is not an array"),
         (np.array([None]), TypeError, "an array of object"),
@@ -104,10 +104,7 @@ def refused_values() -> list[tuple[Any, type[Exception], str]]:
         ({1: 0, "a": 0}, ValueError, "argument 'x'"),
         (None, TypeError, "hold no array"),
     ]
-
-
-def test_what_is_no_array_is_refused_with_its_place() -> None:
-    for value, error, message in refused_values():
+    for value, error, message in refused:
         with pytest.raises(error, match=f"node 'embed'.*{re.escape(message)}"):
             item_of(stacker_of("x"), value)
 

@@ -1,5 +1,7 @@
 """Consecutive device stages of a stream become one program; nothing else about the stream changes."""
 
+import functools
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import data, engine
 from tests.conftest import EFFORT
+from tests.saving.exact import exact
 from tests.tracing import Tracing
 
 from .kit import graph_of, names, report_of, resource_of
@@ -52,8 +55,8 @@ below_six = on_cpu("below_six", checked(6))
 value_of = ps.node(name="value_of")(lambda record: record.value)
 
 
-def batches() -> Any:
-    return data.order(ROWS) >> data.read(ROWS, runs_on="loop") >> value_of >> data.batched(4)
+def batches(rows: Any = ROWS, size: int = 4) -> Any:
+    return data.order(rows) >> data.read(rows, runs_on="loop") >> value_of >> data.batched(size)
 
 
 def joined(graph: Any) -> list[str]:
@@ -63,22 +66,17 @@ def joined(graph: Any) -> list[str]:
     return programs
 
 
-async def values_of(call: Any, **options: Any) -> list[Any]:
+async def arrays_of(call: Any, **options: Any) -> list[Any]:
     return [jax.tree.map(np.asarray, value) async for value in engine.stream(call, **options)]
 
 
-def same(one: Any, other: Any) -> bool:
-    """Returns whether two results are equal, bit by bit."""
-    leaves, trees = zip(*map(jax.tree.flatten, (one, other)), strict=True)
-    both = zip(*leaves, strict=True)
-    return trees[0] == trees[1] and all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in both)
+async def gives_the_same_apart(call: Any) -> bool:
+    """Returns whether the values of a stream are equal to those of its stages one by one, bit by bit."""
+    return bool(exact(await arrays_of(call)) == exact(await arrays_of(call, fuse=False)))
 
 
 async def test_stages_behind_batches_are_one_program_and_keep_their_rows() -> None:
-    @ps.graph
-    async def feed() -> Any:
-        return batches() >> data.to_device("cpu") >> doubled >> tanh >> total
-
+    feed = graph_of(lambda: batches() >> data.to_device("cpu") >> doubled >> tanh >> total)
     assert joined(feed) == ["doubled → tanh → total"]
     assert report_of(feed).changes == (
         "one program for the stages doubled → tanh → total: 2 calls of the device less for each value",
@@ -87,10 +85,10 @@ async def test_stages_behind_batches_are_one_program_and_keep_their_rows() -> No
     async with engine.stream(feed()) as stream:
         found = [np.asarray(value) async for value in stream]
         rows = {(row.graph, row.node): row.completed for row in stream.statistics().actors}
-    stages = {name: count for (graph, name), count in rows.items() if graph == "feed" and "map" in name}
+    stages = {name: count for (graph, name), count in rows.items() if graph == "of" and "map" in name}
     assert stages == {"map_each": 24, **{f"map_each#{number}": 6 for number in (2, 3, 4, 5)}}
-    assert rows["feed/doubled → tanh → total", "doubled → tanh → total"] == 6
-    assert same(found, await values_of(feed(), fuse=False))
+    assert rows["of/doubled → tanh → total", "doubled → tanh → total"] == 6
+    assert exact(found) == exact(await arrays_of(feed(), fuse=False))
 
 
 async def test_a_stage_may_take_values_from_outside_and_give_several() -> None:
@@ -105,17 +103,14 @@ async def test_a_stage_may_take_values_from_outside_and_give_several() -> None:
     assert len(joined(feed)) == 1
     async with engine.deploy(feed) as service, service.stream(feed(np.float32(2))) as stream:
         found = [np.asarray(value) async for value in stream]
-    assert same(found, await values_of(feed(np.float32(2)), fuse=False))
+    assert exact(found) == exact(await arrays_of(feed(np.float32(2)), fuse=False))
 
 
 async def test_what_one_stage_builds_goes_to_the_next_as_it_is() -> None:
-    @ps.graph
-    async def feed() -> Any:
-        built = ps.map_each(lambda x: {"a": doubled(x), "b": tanh(x)}, batches())
-        return built >> on_cpu("both", lambda two: two["a"] - two["b"])
-
+    both = on_cpu("both", lambda two: two["a"] - two["b"])
+    feed = graph_of(lambda: ps.map_each(lambda x: {"a": doubled(x), "b": tanh(x)}, batches()) >> both)
     assert joined(feed) == ["doubled → tanh → both"]
-    assert same(await values_of(feed()), await values_of(feed(), fuse=False))
+    assert await gives_the_same_apart(feed())
 
 
 @pytest.mark.parametrize(
@@ -138,7 +133,7 @@ async def test_stages_that_stay_apart_say_why(graph: Callable[[Any], Any], reaso
     [note] = [note for note in report_of(feed).notes if "stays apart from" in note]
     assert reason in note
     assert note in str(engine.plan(feed))
-    assert len(await values_of(feed())) == 6
+    assert len(await arrays_of(feed())) == 6
 
 
 async def test_a_stage_that_waits_for_another_step_or_stands_behind_an_effect_stays_apart() -> None:
@@ -149,11 +144,7 @@ async def test_a_stage_that_waits_for_another_step_or_stands_behind_an_effect_st
     @ps.node(effectful=True)
     async def book() -> None: ...
 
-    @ps.graph
-    async def waits() -> Any:
-        first = batches() >> doubled
-        factor = await slow()
-        return ps.map_each(lambda x: scaled(x, factor), first)
+    waits = graph_of(lambda factor: ps.map_each(lambda x: scaled(x, factor), batches() >> doubled), slow)
 
     @ps.graph
     async def behind_an_effect() -> Any:
@@ -165,26 +156,24 @@ async def test_a_stage_that_waits_for_another_step_or_stands_behind_an_effect_st
     for feed, reason in ((waits, waiting), (behind_an_effect, "an effect stands between them")):
         assert joined(feed) == []
         assert report_of(feed).notes[0].endswith(reason)
-        assert len(await values_of(feed())) == 6
+        assert len(await arrays_of(feed())) == 6
 
 
 LARGE = {3: 7.0, 4: 12.0}
 
 
-def failing(*, on_error: Any = "raise") -> Any:
+def failing(*, on_error: Any = "raise", count: int = 8, first_stage: Any = half_more) -> Any:
     @ps.graph
     async def feed(large: Any) -> Any:
-        given = ps.map_each(lambda record: grown(record.index, large), data.order(range(8)))
-        first = ps.map_each(half_more, given, on_error=on_error, concurrency=2)
+        given = ps.map_each(lambda record: grown(record.index, large), data.order(range(count)))
+        first = ps.map_each(first_stage, given, on_error=on_error, concurrency=2)
         second = ps.map_each(below_nine, first, on_error=on_error, concurrency=2)
         return ps.map_each(below_six, second, on_error=on_error, concurrency=2)
 
     return feed
 
 
-@ps.node
-def grown(index: int, large: dict[int, float]) -> np.ndarray:
-    return np.full(3, large.get(index, index / 20), np.float32)
+grown = ps.node(lambda index, large: np.full(3, large.get(index, index / 20), np.float32))
 
 
 async def outcome_of(call: Any, **options: Any) -> Any:
@@ -193,10 +182,8 @@ async def outcome_of(call: Any, **options: Any) -> Any:
     told: Any = None
     async with engine.stream(call, **options) as stream:
         try:
-            while True:
-                found.append(np.asarray(await anext(stream)).tolist())
-        except StopAsyncIteration:
-            pass
+            async for value in stream:
+                found.append(np.asarray(value).tolist())  # noqa: PERF401 - those before an error count
         except RuntimeError as error:
             told = str(error).splitlines()[-1], error.__notes__
         counts = {
@@ -241,13 +228,13 @@ async def test_an_error_that_is_only_that_of_the_whole_says_so() -> None:
     flaky = on_cpu("flaky", lambda x: jax.pure_callback(refuse_once, like(x), x))
     feed = graph_of(lambda: batches() >> doubled >> flaky)
     with pytest.raises(Exception, match="once") as caught:
-        await values_of(feed())
+        await arrays_of(feed())
     assert any("each of these stages by itself does not fail" in note for note in caught.value.__notes__)
 
 
 async def test_a_trace_has_a_span_for_each_stage(tracing: Tracing) -> None:
     feed = graph_of(lambda: batches() >> doubled >> tanh)
-    await values_of(feed())
+    await arrays_of(feed())
     assert {"map_each", "map_each#2", "map_each#3", "doubled → tanh"} <= {span.name for span in tracing.spans()}
 
 
@@ -261,13 +248,7 @@ def skipped_in(logs: Any) -> set[int]:
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("fuse", [True, False])
 async def test_a_saved_call_goes_on_with_its_stages_fused_or_apart(tmp_path: Path, fuse: bool, on_error: Any) -> None:
-    @ps.graph
-    async def feed(large: Any) -> Any:
-        given = ps.map_each(lambda record: grown(record.index, large), data.order(range(40)))
-        first = ps.map_each(lambda x: half_more(unchanged(x)), given, on_error=on_error)
-        second = ps.map_each(below_nine, first, on_error=on_error)
-        return ps.map_each(below_six, second, on_error=on_error)
-
+    feed = failing(on_error=on_error, count=40, first_stage=lambda x: half_more(unchanged(x)))
     call = feed(LARGE | {30: 7.0, 33: 12.0} if on_error == "skip" else {})
     with structlog.testing.capture_logs() as logs:
         whole, _, counts = await outcome_of(call, fuse=False)
@@ -316,15 +297,9 @@ async def test_a_chain_of_stages_gives_the_same_bits_as_the_stages_one_by_one(
 ) -> None:
     rows = np.random.default_rng(seed).normal(size=(64, 4)).astype(np.float32)
 
-    @ps.graph
-    async def feed() -> Any:
-        values = data.order(rows) >> data.read(rows, runs_on="loop") >> value_of >> data.batched(32)
-        for node in [*nodes, *last]:
-            values = values >> node
-        return values
-
+    feed = graph_of(lambda: functools.reduce(operator.rshift, [*nodes, *last], batches(rows, 32)))
     assert len(joined(feed)) == 1
-    assert same(await values_of(feed()), await values_of(feed(), fuse=False))
+    assert await gives_the_same_apart(feed())
 
 
 # Stages that donate their input.
@@ -339,18 +314,15 @@ async def test_a_step_that_overwrites_its_state_is_the_last_of_its_program() -> 
     async def look(state: Any) -> None:
         seen.append(state)
 
-    @ps.graph
-    async def folded(state: Any) -> Any:
-        async def body(state: Any, x: Any) -> Any:
-            new = step(state, doubled(columns(x)))
-            await look(new)
-            return new
+    async def body(state: Any, x: Any) -> Any:
+        new = step(state, doubled(columns(x)))
+        await look(new)
+        return new
 
-        return await ps.fold(body, batches(), state)
-
+    folded = graph_of(lambda state: ps.fold(body, batches(), state), awaits=True)
     told = str(engine.plan(folded))
     assert "one program for columns → doubled → step: 2 calls of the device less" in told
-    assert "doubled → step in folded/body writes the next state over the one before" in told
+    assert "doubled → step in of/body writes the next state over the one before" in told
     found = np.asarray(await engine.run(folded(jnp.zeros(4))))
     assert [state.is_deleted() for state in seen] == [True] * 5 + [False]
     expected = np.zeros(4)
@@ -364,12 +336,6 @@ async def test_a_step_that_overwrites_its_state_is_the_last_of_its_program() -> 
 
 shifted = on_cpu("shifted", lambda x, y, by=1.0: x + y * by)
 LONG = np.random.default_rng(2).normal(size=(70, 3)).astype(np.float32)
-
-
-async def same_apart(call: Any) -> bool:
-    return same(
-        jax.tree.map(np.asarray, await engine.run(call)), jax.tree.map(np.asarray, await engine.run(call, fuse=False))
-    )
 
 
 async def test_chunks_pass_from_one_node_to_the_next_on_the_device() -> None:
@@ -403,15 +369,12 @@ async def test_chunks_of_a_stream_are_one_program() -> None:
     functions = *ANYWHERE[1:], lambda x: x.sum()
     nodes = [on_cpu("op", one).vmap(batch_size=16) for one in functions]
 
-    @ps.graph
-    async def feed() -> Any:
-        values = data.order(LONG, batch=35) >> data.read(LONG[:, [0, 1, 2, 2]], runs_on="loop") >> value_of
-        for node in nodes:
-            values = values >> node
-        return values
+    def read() -> Any:
+        return data.order(LONG, batch=35) >> data.read(LONG[:, [0, 1, 2, 2]], runs_on="loop") >> value_of
 
+    feed = graph_of(lambda: functools.reduce(operator.rshift, nodes, read()))
     assert joined(feed) == [f"op.vmap ×{len(nodes)}"]
-    assert same(await values_of(feed()), await values_of(feed(), fuse=False))
+    assert await gives_the_same_apart(feed())
 
 
 @pytest.mark.parametrize(
@@ -430,4 +393,5 @@ async def test_chunks_of_a_stream_are_one_program() -> None:
 async def test_chunks_of_other_rows_stay_apart(chain: Callable[[Any], Any], expected: list[str]) -> None:
     chunks = graph_of(chain)
     assert names(chunks) == expected
-    assert await same_apart(chunks(LONG))
+    found, apart = [await engine.run(chunks(LONG), fuse=fuse) for fuse in (True, False)]
+    assert exact(jax.tree.map(np.asarray, found)) == exact(jax.tree.map(np.asarray, apart))
