@@ -16,14 +16,14 @@ from penstock.telemetry import spans as tracer
 
 
 class Switch(Sampler):
-    """Samples every span while `is_on` is true, and no span otherwise; `root` samples spans without a parent."""
+    """Samples as the parent of a span does; spans without a parent as `root` does, or all while `is_on` is true."""
 
     is_on = True
-    root: Sampler | None = None  # if set, the parent span decides, and this sampler decides for spans without a parent
+    root: Sampler | None = None
 
     def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:
-        chosen = ALWAYS_ON if self.is_on else ALWAYS_OFF
-        return (chosen if self.root is None else ParentBased(self.root)).should_sample(*args, **kwargs)
+        root = self.root or (ALWAYS_ON if self.is_on else ALWAYS_OFF)
+        return ParentBased(root).should_sample(*args, **kwargs)
 
     def get_description(self) -> str:
         return f"Switch {Decision.RECORD_AND_SAMPLE}"

@@ -261,7 +261,7 @@ MORE_MUTANTS = [Mutant(*row) for row in [
     ("actors/own_loops.py", "        self.buffer.wake_producer()  # which", "        pass  # which",
      "tests/runtime/test_own_loop_streams.py::test_a_loop_waits_for_room_as_long_as_it_says"),
     ("telemetry/spans.py", "root = trace.set_span_in_context(INVALID_SPAN)", "root = waits[0].context",
-     "tests/telemetry/test_span_tree.py::test_steps_of_a_loop_are_traces_of_their_own_with_links_to_the_items_in_them"),
+     "tests/telemetry/test_spans.py::test_steps_of_a_loop_are_traces_of_their_own_with_links_to_the_items_in_them"),
     ("devices/device_pool.py", "self._owner = device, owner", "self._owner = device, DevicePool",
      "tests/devices/test_device_actors.py::test_actors_on_one_device_take_turns"),
     ("devices/recompilation.py", "in self._announced:", "in ():",

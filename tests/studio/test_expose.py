@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import json
 import os
 import socket
 import stat
@@ -23,9 +22,11 @@ import penstock as ps
 from penstock import engine, telemetry, testing
 from penstock.studio.live import server
 from penstock.studio.live.protocol import Client
-from penstock.studio.live.watch import LiveSnapshot, Looker, NodeLook, ScopeLook, look_table
+from penstock.studio.live.watch import LiveSnapshot, Looker, ScopeLook, look_table
 from tests.kit import paused
-from tests.telemetry.virtual_time import VirtualTime, telling, waits
+from tests.telemetry.virtual_time import node_of
+
+from .conftest import ASK, Raw
 
 
 @ps.node(concurrency=2, capacity=3)
@@ -39,15 +40,8 @@ work = paused >> check
 fetched = ps.graph(paused)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "socket"
-
-
-@contextlib.contextmanager
-def looking(path: Path) -> Iterator[Client]:
-    with contextlib.closing(Client(path)) as client:
-        yield client
+def looking(path: Path) -> contextlib.closing[Client]:
+    return contextlib.closing(Client(path))
 
 
 @pytest.fixture
@@ -55,11 +49,6 @@ def client(path: Path) -> Iterator[Client]:
     """A client of this process."""
     with telemetry.expose(path), looking(path) as found:
         yield found
-
-
-def node_of(look: LiveSnapshot, name: str) -> NodeLook:
-    [found] = [node for node in look.nodes if node.node == name]
-    return found
 
 
 # --- Answers. Clients here block the event loop while they wait, so every answer comes although the loop is blocked ---
@@ -136,24 +125,13 @@ async def test_clients_do_not_disturb_each_other(path: Path) -> None:
             assert node_of(other.look(), "check").completed == 2
 
 
-async def test_engines_in_other_threads_are_seen(path: Path) -> None:
-    is_open, may_end = threading.Event(), threading.Event()
-
-    async def other() -> None:
+async def test_engines_in_other_threads_are_seen(client: Client) -> None:
+    async def other() -> int:
         async with engine.Engine() as own, own.deploy(fetched) as service:
             await service(1)
-            is_open.set()
-            await asyncio.to_thread(may_end.wait)
+            return int(node_of(client.look(), "paused").total_completed)
 
-    thread = threading.Thread(target=asyncio.run, args=(other(),))
-    thread.start()
-    try:
-        with telemetry.expose(path), looking(path) as client:
-            is_open.wait()
-            assert node_of(client.look(), "paused").total_completed == 1
-    finally:
-        may_end.set()
-        thread.join()
+    assert await asyncio.to_thread(asyncio.run, other()) == 1
 
 
 def is_timed() -> bool:
@@ -172,28 +150,6 @@ async def test_handlers_are_timed_only_while_somebody_looks(path: Path) -> None:
                 assert (node_of(client.look(), "paused").busy_share or 0) > 0
             while is_timed():  # until the server has seen that the client has left, and has told the loop
                 await asyncio.sleep(0)
-
-
-def test_the_node_that_limits_is_that_of_a_profile() -> None:
-    limited = waits("fetch", 0) >> waits("slow", 0.1, concurrency=2)
-
-    async def look_twice() -> LiveSnapshot:
-        with contextlib.closing(telemetry.Monitor()) as monitor:
-            async with engine.stream(limited(number) for number in range(40)) as results:
-                await anext(results)
-                monitor.snapshot()
-                for _ in range(20):
-                    await anext(results)
-                return Looker().look(monitor.snapshot())
-
-    with telling(now := VirtualTime()):
-        look = now.run(look_twice)
-    assert look.verdict is not None
-    assert (look.verdict.graph, look.verdict.node) == ("fetch_to_slow", "slow")
-    assert "its 2 places (concurrency=) are busy for 100% of the time" in look.verdict.reason
-    assert look.seconds == pytest.approx(1.0)
-    shown = look_table(look).rows[1]
-    assert shown[:6] == ("slow", "◀ limits", "20.0", "2/2", "16/16", "100%")
 
 
 def test_an_outage_is_shown() -> None:
@@ -226,55 +182,6 @@ def test_a_table_tells_progress_and_cuts() -> None:
 
 
 # --- Clients ---
-
-
-class Raw:
-    """A client that sends any bytes."""
-
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(20)
-        self._socket.connect(str(path))
-        self._lines = self._socket.makefile("rb")
-
-    def __enter__(self) -> "Raw":
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._lines.close()
-        self._socket.close()
-
-    def send(self, content: bytes) -> None:
-        self._socket.sendall(content)
-
-    def answer(self) -> Any:
-        return json.loads(self._lines.readline())
-
-    def ask(self, request: str, **more: object) -> Any:
-        self.send(json.dumps({"version": 1, "request": request, **more}).encode() + b"\n")
-        return self.answer()[request]
-
-    def look(self, **more: object) -> Any:
-        return self.ask("look", **more)
-
-    def has_ended(self) -> bool:
-        return self._lines.read() == b""
-
-    def flood(self, content: bytes) -> None:
-        """Send until there is no room for more."""
-        self._socket.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self._socket.send(content)
-
-
-@pytest.fixture
-def raw(path: Path) -> Iterator[Raw]:
-    with telemetry.expose(path), Raw(path) as found:
-        yield found
-
-
-ASK = b'{"version": 1, "request": "look"}\n'
 
 
 @pytest.mark.parametrize(
@@ -448,11 +355,6 @@ def test_a_process_that_is_forked_leaves_everything_to_its_parent(path: Path) ->
         pass
 
 
-def leave_stale(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))
-
-
 def test_a_file_that_was_put_in_the_place_of_ours_stays(path: Path) -> None:
     with telemetry.expose(path):
         path.unlink()
@@ -478,19 +380,19 @@ def test_a_socket_whose_listener_has_no_time_is_left_alone(path: Path) -> None:
 
 
 def test_of_many_that_find_a_dead_socket_one_gets_the_path(path: Path) -> None:
-    leave_stale(path)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
     start, done = threading.Barrier(8), threading.Barrier(8)
 
     def gets_the_path(_: int) -> bool:
         start.wait()
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(telemetry.expose(path))
-            except FileExistsError:
-                return False
-            finally:
+        try:
+            with telemetry.expose(path):
                 done.wait()
-            return True
+        except FileExistsError:
+            done.wait()
+            return False
+        return True
 
     with ThreadPoolExecutor(8) as threads:
         assert sum(threads.map(gets_the_path, range(8))) == 1

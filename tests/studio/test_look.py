@@ -8,7 +8,7 @@ import re
 import resource
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +16,9 @@ import pytest
 
 import penstock as ps
 from penstock import data, engine, extension, telemetry
-from penstock.testing import wait_quiescent
-from tests.kit import Gate, added, numbers, paused
+from tests.kit import Gate, added, begun, numbers, paused
 
-from .test_expose import ASK, Raw
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "socket"
-
-
-@contextlib.contextmanager
-def exposed(path: Path) -> Iterator[Raw]:
-    with telemetry.expose(path), Raw(path) as asking:
-        yield asking
-
-
-@pytest.fixture
-def asking(path: Path) -> Iterator[Raw]:
-    """A client of this process."""
-    with exposed(path) as found:
-        yield found
+from .conftest import ASK, Raw
 
 
 @ps.node
@@ -71,14 +52,14 @@ def boxes_of(drawing: dict[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-async def test_each_node_has_its_box_in_the_drawing(asking: Raw) -> None:
+async def test_each_node_has_its_box_in_the_drawing(raw: Raw) -> None:
     async with engine.deploy(shape, max_in_flight=5) as service:
         assert await service([1, 4]) == [1, 10]
-        look = asking.look()
+        look = raw.look()
         [scope] = look["scopes"]
         [digest] = scope["drawings"]
-        drawing = asking.ask("drawing", digest=digest)
-        assert asking.ask("drawing", digest="none") is None
+        drawing = raw.ask("drawing", digest=digest)
+        assert raw.ask("drawing", digest="none") is None
     assert (scope["graph"], scope["kind"], scope["max_admitted"]) == ("shape", "deployment", 5)
     assert 0 <= look["when"] - scope["opened"] < 60
     assert drawing["title"] == "shape"
@@ -90,14 +71,14 @@ async def test_each_node_has_its_box_in_the_drawing(asking: Raw) -> None:
     }  # fmt: skip
 
 
-async def test_scopes_of_one_graph_share_a_drawing_and_a_client_may_choose_one(asking: Raw) -> None:
+async def test_scopes_of_one_graph_share_a_drawing_and_a_client_may_choose_one(raw: Raw) -> None:
     graph = ps.graph(paused)
     async with engine.deploy(graph) as one, engine.deploy(graph) as other:
         assert [await one(1), await other(2), await other(3)] == [1, 2, 3]
         await engine.run(graph(4))
-        look = asking.look()
+        look = raw.look()
         scopes = {scope["id"]: scope for scope in look["scopes"]}
-        told = {name: asking.look(scope=name)["nodes"][0] for name in scopes}
+        told = {name: raw.look(scope=name)["nodes"][0] for name in scopes}
     assert len(scopes) == 3
     assert len({digest for scope in scopes.values() for digest in scope["drawings"]}) == 1
     assert look["nodes"][0]["total_completed"] == 4
@@ -106,26 +87,16 @@ async def test_scopes_of_one_graph_share_a_drawing_and_a_client_may_choose_one(a
     assert sorted(kinds) == [("deployment", 1), ("deployment", 2), ("runs", 1)]
 
 
-async def test_a_look_at_one_scope_tells_what_moved_in_it_and_in_no_other(asking: Raw) -> None:
+async def test_a_look_at_one_scope_tells_what_moved_in_it_and_in_no_other(raw: Raw) -> None:
     chosen, elsewhere = ps.graph(paused), ps.graph(added)
     async with engine.deploy(chosen) as one, engine.deploy(chosen) as other, engine.deploy(elsewhere) as third:
         await one(1)
-        [scope] = [scope["id"] for scope in asking.look()["scopes"] if scope["graph"] == "paused"][:1]
-        before = asking.look(scope=scope)["nodes"]
+        [scope] = [scope["id"] for scope in raw.look()["scopes"] if scope["graph"] == "paused"][:1]
+        before = raw.look(scope=scope)["nodes"]
         await asyncio.gather(one(1), other(1), other(2), third(1))
-        after = asking.look(scope=scope)["nodes"]
+        after = raw.look(scope=scope)["nodes"]
     assert [node["node"] for node in before] == [node["node"] for node in after] == ["paused"]
     assert after[0]["completed"] == after[0]["total_completed"] - before[0]["total_completed"]
-
-
-@ps.node
-def half(number: int) -> int:
-    return number // 2
-
-
-@ps.node
-def is_above(number: int) -> bool:
-    return number > 0
 
 
 @ps.node(stateless=True)
@@ -141,33 +112,33 @@ async def long(number: int) -> int:
     return number
 
 
-async def test_each_step_of_a_large_graph_is_timed_once_it_has_items(asking: Raw) -> None:
+async def test_each_step_of_a_large_graph_is_timed_once_it_has_items(raw: Raw) -> None:
     async with engine.deploy(long) as service, engine.deploy(long):
-        asking.look()
-        while not all(node.get("timed") for node in asking.look()["nodes"]):
+        raw.look()
+        while not all(node.get("timed") for node in raw.look()["nodes"]):
             await service(1)
-        nodes = asking.look()["nodes"]
+        nodes = raw.look()["nodes"]
     assert len(nodes) == 70
     assert all(node["p50"] > 0 for node in nodes)
 
 
-async def test_a_stream_tells_its_progress_and_its_snapshots(asking: Raw, tmp_path: Path) -> None:
+async def test_a_stream_tells_its_progress_and_its_snapshots(raw: Raw, tmp_path: Path) -> None:
     graph = ps.graph(paused)
     doubled = ps.graph(doubles)
     checkpoint = ps.Checkpoint(tmp_path / "snapshots", every_values=2)
     async with engine.stream([graph(number) for number in range(8)]) as results:
         for _ in range(6):
             await anext(results)
-        [half] = asking.look()["scopes"]
+        [half] = raw.look()["scopes"]
     async with engine.stream(doubled(data.order(range(100))), checkpoint=checkpoint) as values:
         for _ in range(5):
             await anext(values)
         await values.checkpoint()
-        [saved] = asking.look()["scopes"]
+        [saved] = raw.look()["scopes"]
     async with engine.stream(doubled(data.order(range(100))), checkpoint=checkpoint) as values:
         for _ in range(5):
             await anext(values)
-        look = asking.look()
+        look = raw.look()
     assert half["total"] == 8
     assert 6 <= half["done"] <= 8
     assert (half["done"] == 8) == (half["left"] == 0)
@@ -180,38 +151,37 @@ async def test_a_stream_tells_its_progress_and_its_snapshots(asking: Raw, tmp_pa
     assert 0 <= saved["cut_age"] < 60
 
 
-async def test_durable_loops_tell_what_they_have_stored(asking: Raw, tmp_path: Path) -> None:
+async def test_durable_loops_tell_what_they_have_stored(raw: Raw, tmp_path: Path) -> None:
     @ps.graph
-    async def halved(number: int) -> int:
+    async def doubled(number: int) -> int:
         durable = ps.Durable(tmp_path / "loops.db")
-        return await ps.while_loop(is_above, half, number, max_iterations=9, durable=durable)
+        return await ps.while_loop(is_small, double, number, max_iterations=9, durable=durable)
 
-    assert await engine.run(halved(10), durable_key="ten") == 0
-    [scope] = asking.look()["scopes"]
-    assert (scope["kind"], scope["cuts"], scope["cut_asked"]) == ("durable loop", 4, "every iteration")
+    assert await engine.run(doubled(1), durable_key="one") == 4
+    [scope] = raw.look()["scopes"]
+    assert (scope["kind"], scope["cuts"], scope["cut_asked"]) == ("durable loop", 2, "every iteration")
     assert scope["cut_bytes"] > 0
     assert scope["cut_reached"] > 0
     assert 0 <= scope["cut_age"] < 60
 
 
-async def test_items_count_once_where_idle_scopes_share_the_limit(asking: Raw) -> None:
+async def test_items_count_once_where_idle_scopes_share_the_limit(raw: Raw) -> None:
     gate = Gate()
     graph = gate.graph(concurrency=2)
     async with engine.deploy(graph) as idle, engine.deploy(graph) as busy, engine.deploy(graph):
-        calls = [asyncio.ensure_future(busy(number)) for number in range(2)]
-        await wait_quiescent()
-        [first] = asking.look()["nodes"]
+        calls = await begun(busy(0), busy(1))
+        [first] = raw.look()["nodes"]
         gate.open()
         await asyncio.gather(*calls)
         await idle(1)
-        [second] = asking.look()["nodes"]
+        [second] = raw.look()["nodes"]
     assert (first["in_flight"], first["limit"]) == (2, 2)
     assert (second["in_flight"], second["total_completed"]) == (0, 3)
     assert second["inbox_capacity"] == 48
 
 
 @pytest.mark.parametrize(("others", "room"), [("none", 100), ("before", 100), ("after", 100), ("none", 2)])
-async def test_items_count_once_where_active_scopes_share_the_limit(asking: Raw, others: str, room: int) -> None:
+async def test_items_count_once_where_active_scopes_share_the_limit(raw: Raw, others: str, room: int) -> None:
     gate = Gate()
 
     @ps.node(concurrency=4)
@@ -226,15 +196,14 @@ async def test_items_count_once_where_active_scopes_share_the_limit(asking: Raw,
         engine.deploy(graph, max_in_flight=room) as second,
     ):
         busy, quick = (second, first) if others == "before" else (first, second)
-        calls = [asyncio.ensure_future(service(1)) for service in (busy, second if others == "none" else busy)]
-        await gate.has(2)
-        asking.look()
+        calls = await begun(busy(1), (second if others == "none" else busy)(1))
+        raw.look()
         for _ in range(3):  # other programs may hold up a look between its two scopes
             for _ in range(50):  # the looks at the loop need turns of the loop
                 await asyncio.sleep(0.01)
                 if others != "none":
                     await quick(0)
-            [node] = asking.look()["nodes"]
+            [node] = raw.look()["nodes"]
             if 0.4 < node["busy_share"] < 0.6:
                 break
         gate.open()
@@ -243,16 +212,16 @@ async def test_items_count_once_where_active_scopes_share_the_limit(asking: Raw,
     assert 0.4 < node["busy_share"] < 0.6
 
 
-async def test_places_of_a_deployment_count_from_its_first_look(asking: Raw) -> None:
+async def test_places_of_a_deployment_count_from_its_first_look(raw: Raw) -> None:
     gate = Gate()
     async with engine.deploy(gate.graph(), max_in_flight=4) as service:
-        asking.look()
+        raw.look()
         for _ in range(50):
             await asyncio.sleep(0.01)
         calls = [asyncio.ensure_future(service(number)) for number in range(4)]
         for _ in range(10):
             await asyncio.sleep(0.01)
-        said = asking.look()["evidence"]
+        said = raw.look()["evidence"]
         gate.open()
         await asyncio.gather(*calls)
     [share] = [int(one.split()[-3].rstrip("%")) for one in said if one.startswith("of 4 places of a deployment")]
@@ -262,24 +231,18 @@ async def test_places_of_a_deployment_count_from_its_first_look(asking: Raw) -> 
 # --- Items in flight ---
 
 
-def of_graph(call: object) -> str:
-    return "tenant 7"
-
-
-async def test_items_tell_where_they_are_and_since_when(asking: Raw) -> None:
+async def test_items_tell_where_they_are_and_since_when(raw: Raw) -> None:
     gate = Gate()
     graph = gate.graph(concurrency=2, name="slow")
-    async with engine.deploy(graph, key=of_graph, timeout_seconds=600) as service:
-        calls = [asyncio.ensure_future(service(number)) for number in range(3)]
-        await gate.has(2)
-        first = asking.look()
-        calls.append(asyncio.ensure_future(service(3)))
-        await wait_quiescent()
-        second = asking.look(show_keys=True)
-        found = asking.look(matching="nothing like it")
+    async with engine.deploy(graph, key=lambda number: "tenant 7", timeout_seconds=600) as service:
+        calls = await begun(*map(service, range(3)))
+        first = raw.look()
+        calls += await begun(service(3))
+        second = raw.look(show_keys=True)
+        found = raw.look(matching="nothing like it")
         gate.open()
         await asyncio.gather(*calls)
-        assert asking.look()["items"] == []
+        assert raw.look()["items"] == []
     items = {item["item"]: item for item in second["items"]}
     assert (second["in_flight"], found["in_flight"], found["items"]) == (4, 0, [])
     assert [item["item"] for item in second["items"]] == [0, 1, 2, 3]
@@ -297,7 +260,7 @@ async def test_items_tell_where_they_are_and_since_when(asking: Raw) -> None:
     assert re.fullmatch("[0-9a-f]{8}", hidden)
 
 
-async def test_an_item_is_in_the_step_of_a_body_and_in_its_attempt(asking: Raw) -> None:
+async def test_an_item_is_in_the_step_of_a_body_and_in_its_attempt(raw: Raw) -> None:
     gate = Gate()
 
     @ps.node(retry=ps.Retry(3, backoff_seconds=0))
@@ -311,9 +274,8 @@ async def test_an_item_is_in_the_step_of_a_body_and_in_its_attempt(asking: Raw) 
         return await ps.map_each(often, numbers, concurrency=2)
 
     async with engine.deploy(many) as service:
-        call = asyncio.ensure_future(service([1, 2, 3]))
-        await gate.has(2)
-        look = asking.look()
+        [call] = await begun(service([1, 2, 3]))
+        look = raw.look()
         gate.open()
         assert await call == [1, 2, 3]
     [item], [node] = look["items"], look["nodes"]
@@ -322,7 +284,7 @@ async def test_an_item_is_in_the_step_of_a_body_and_in_its_attempt(asking: Raw) 
     assert (node["limit"], node["retried"]) == (2, 4)
 
 
-async def test_a_loop_that_does_not_answer_is_said_so_with_the_stack_of_its_thread(asking: Raw) -> None:
+async def test_a_loop_that_does_not_answer_is_said_so_with_the_stack_of_its_thread(raw: Raw) -> None:
     let_go = threading.Event()
 
     @ps.node
@@ -334,16 +296,16 @@ async def test_a_loop_that_does_not_answer_is_said_so_with_the_stack_of_its_thre
 
     def look_until_told() -> None:
         while not looks or not looks[-1]["stuck"]:
-            looks[:] = [asking.look()]
+            looks[:] = [raw.look()]
         let_go.set()
 
     async with engine.deploy(ps.graph(hold)) as service:
-        asking.look()
+        raw.look()
         looking = threading.Thread(target=look_until_told)
         looking.start()
         assert await service(1) == 1
         await asyncio.to_thread(looking.join)
-        assert asking.look()["stuck"] == []
+        assert raw.look()["stuck"] == []
     [stuck] = looks[-1]["stuck"]
     assert stuck["thread"] == threading.current_thread().name
     assert stuck["seconds"] >= 1
@@ -353,7 +315,7 @@ async def test_a_loop_that_does_not_answer_is_said_so_with_the_stack_of_its_thre
 # --- Limits ---
 
 
-async def test_a_map_each_over_a_stream_has_its_places_and_a_stream_its_buffer(asking: Raw) -> None:
+async def test_a_map_each_over_a_stream_has_its_places_and_a_stream_its_buffer(raw: Raw) -> None:
     gate = Gate()
     step = gate.node(name="step")
 
@@ -364,9 +326,9 @@ async def test_a_map_each_over_a_stream_has_its_places_and_a_stream_its_buffer(a
     async with engine.deploy(mapped) as service, service.stream(mapped(100)) as results:
         reading = asyncio.ensure_future(anext(results))
         await gate.has(2)
-        asking.look()
+        raw.look()
         await asyncio.sleep(0.05)  # the time that is told of
-        look = asking.look()
+        look = raw.look()
         gate.open()
         assert await reading == 0
     nodes = {node["node"]: node for node in look["nodes"]}
@@ -378,7 +340,7 @@ async def test_a_map_each_over_a_stream_has_its_places_and_a_stream_its_buffer(a
     assert stream["buffer_depth"] == stream["values"] - 2 > 0
 
 
-async def test_a_limit_that_steps_share_is_shown_as_shared_and_each_step_has_its_own_items(asking: Raw) -> None:
+async def test_a_limit_that_steps_share_is_shown_as_shared_and_each_step_has_its_own_items(raw: Raw) -> None:
     gate = Gate()
     both = gate.node(concurrency=3, name="both")
 
@@ -387,9 +349,8 @@ async def test_a_limit_that_steps_share_is_shown_as_shared_and_each_step_has_its
         return await both(await both(number))
 
     async with engine.deploy(twice) as service:
-        calls = [asyncio.ensure_future(service(number)) for number in range(2)]
-        await gate.has(2)
-        first, second = asking.look()["nodes"]
+        calls = await begun(service(0), service(1))
+        first, second = raw.look()["nodes"]
         gate.open()
         await asyncio.gather(*calls)
     shared = "concurrency=3, shared by both of twice, both#2 of twice"
@@ -424,8 +385,8 @@ async def test_failures_are_kept_also_while_nobody_looks(path: Path) -> None:
         for number in (0, 1, 2):
             with contextlib.suppress(ValueError, KeyError):
                 await service(number)
-    with exposed(path) as asking:
-        hidden, told = asking.look()["failures"], asking.look(show_messages=True)["failures"]
+    with telemetry.expose(path), Raw(path) as raw:
+        hidden, told = raw.look()["failures"], raw.look(show_messages=True)["failures"]
     of_graph = [one for one in told if one["graph"] == "strict"]
     assert [(one["node"], one["type"], one["count"], one["message"]) for one in of_graph] == [
         ("strict", "ValueError", 2, "secret 2"),
@@ -448,12 +409,12 @@ async def test_a_failure_in_a_body_counts_once_and_200_are_kept(path: Path) -> N
     async with engine.deploy(around) as service:
         with pytest.raises(LookupError):
             await service([1])
-        with exposed(path) as asking:
-            [once] = [one for one in asking.look()["failures"] if one["node"] == "inner"]
+        with telemetry.expose(path), Raw(path) as raw:
+            [once] = [one for one in raw.look()["failures"] if one["node"] == "inner"]
             for _ in range(250):
                 with contextlib.suppress(LookupError):
                     await service([1])
-            failures = asking.look()["failures"]
+            failures = raw.look()["failures"]
     assert once["count"] == 1
     assert [(one["node"], one["count"]) for one in failures] == [("inner", 200)]
 
@@ -469,8 +430,8 @@ async def test_a_process_with_many_open_files_is_looked_at(path: Path) -> None:
         null = os.open(os.devnull, os.O_RDONLY)
         for one in (null, *[os.dup(null) for _ in range(1050)]):
             files.callback(os.close, one)
-        with exposed(path) as asking:
-            assert (await asyncio.to_thread(asking.look))["process"] == os.getpid()
+        with telemetry.expose(path), Raw(path) as raw:
+            assert (await asyncio.to_thread(raw.look))["process"] == os.getpid()
 
 
 def test_a_look_that_takes_long_is_answered_less_often(path: Path) -> None:
@@ -481,9 +442,9 @@ def test_a_look_that_takes_long_is_answered_less_often(path: Path) -> None:
         return []
 
     end = extension.tell_in_top(compute)
-    with exposed(path) as asking:
-        _, second, third = (asking.look()["seconds"] for _ in range(3))
-        asking.send(ASK)  # this answer would take a second more: the server ends without it
+    with telemetry.expose(path), Raw(path) as raw:
+        _, second, third = (raw.look()["seconds"] for _ in range(3))
+        raw.send(ASK)  # this answer would take a second more: the server ends without it
         began = time.monotonic()
     assert time.monotonic() - began < 1
     end()
@@ -502,7 +463,7 @@ async def test_a_child_that_is_forked_during_a_look_collects_garbage(path: Path)
         return []
 
     end = extension.tell_in_top(fork)
-    with exposed(path) as asking:
-        await asyncio.to_thread(asking.look)
+    with telemetry.expose(path), Raw(path) as raw:
+        await asyncio.to_thread(raw.look)
     end()
     assert (codes, gc.isenabled()) == ([0], True)

@@ -109,28 +109,21 @@ class Handler(BaseHTTPRequestHandler):
 def serve_grpc() -> Any:
     """Start the services of OTLP for gRPC; returns the server and its port."""
     import grpc
-    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics
-    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_grpc
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as traces
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as traces_grpc
 
-    def keep_message(target: str, message: Any, context: grpc.ServicerContext) -> None:
-        headers = {name: str(value) for name, value in context.invocation_metadata()}
-        keep("grpc", target, "", message.SerializeToString(), headers)
+    class Services(grpc.GenericRpcHandler):
+        """Takes a call of any method; an empty answer says that all was taken."""
 
-    class Traces(traces_grpc.TraceServiceServicer):
-        def Export(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the method's name
-            keep_message("TraceService/Export", request, context)
-            return traces.ExportTraceServiceResponse()
+        def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+            target = handler_call_details.method.rpartition(".")[2]
+            headers = {name: str(value) for name, value in handler_call_details.invocation_metadata}
 
-    class Metrics(metrics_grpc.MetricsServiceServicer):
-        def Export(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the method's name
-            keep_message("MetricsService/Export", request, context)
-            return metrics.ExportMetricsServiceResponse()
+            def export(body: bytes, context: object) -> bytes:
+                keep("grpc", target, "", body, headers)
+                return b""
 
-    server = grpc.server(ThreadPoolExecutor(4))
-    traces_grpc.add_TraceServiceServicer_to_server(Traces(), server)
-    metrics_grpc.add_MetricsServiceServicer_to_server(Metrics(), server)
+            return grpc.unary_unary_rpc_method_handler(export)
+
+    server = grpc.server(ThreadPoolExecutor(4), [Services()])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     return server, port

@@ -7,22 +7,14 @@ from typing import Any
 import pytest
 import structlog
 from opentelemetry import baggage, trace
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 import penstock as ps
 from penstock import engine, telemetry
-from tests.tracing import Tracing
+from tests.kit import values_of
+from tests.tracing import Tracing, id_of, parent_of
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
-
-
-@pytest.fixture
-def spans(tracing: Tracing) -> InMemorySpanExporter:
-    """The spans that are recorded while tracing is set up for one test, with the SDK's default sampler."""
-    tracing.sampler.root = ALWAYS_ON
-    return tracing.exporter
 
 
 seen: list[object] = []
@@ -52,32 +44,26 @@ def ids_of(context: object) -> tuple[int, int]:
     return context.trace_id, context.span_id
 
 
-async def test_a_run_is_a_child_of_the_caller_in_the_other_process(spans: InMemorySpanExporter) -> None:
+async def test_a_run_is_a_child_of_the_caller_in_the_other_process(tracing: Tracing) -> None:
     with telemetry.continue_trace({"traceparent": SAMPLED, "tracestate": "vendor=1"}):
         await engine.run(looking(1))
-    found: Any = spans.get_finished_spans()
-    node, run = found
-    assert (run.name, node.name) == ("penstock.run look", "look")
+    run: Any = tracing.one("penstock.run look")
     assert ids_of(run.parent) == ABOVE
     assert run.parent.is_remote
     assert run.context.trace_state.get("vendor") == "1"
-    assert node.parent.span_id == run.context.span_id
+    assert parent_of(tracing.one("look")) == id_of(run)
 
 
-async def test_a_request_that_its_caller_does_not_sample_has_no_spans_and_its_logs_its_id(
-    spans: InMemorySpanExporter,
-) -> None:
+async def test_a_request_that_its_caller_does_not_sample_has_no_spans_and_its_logs_its_id(tracing: Tracing) -> None:
     with telemetry.continue_trace({"traceparent": UNSAMPLED}), structlog.testing.capture_logs() as logs:
-        async with engine.stream([looking(-1)], on_error="skip") as results:
-            assert [result async for result in results] == []
-    assert spans.get_finished_spans() == ()
+        assert await values_of(engine.stream([looking(-1)], on_error="skip")) == []
+    assert tracing.spans() == ()
     assert [(log["event"], log["trace_id"]) for log in logs] == [("stream.item_skipped", TRACE)]
 
 
 async def test_without_an_sdk_logs_carry_the_id_as_well() -> None:
     with telemetry.continue_trace({"traceparent": SAMPLED}), structlog.testing.capture_logs() as logs:
-        async with engine.stream([looking(-1)], on_error="skip") as results:
-            assert [result async for result in results] == []
+        assert await values_of(engine.stream([looking(-1)], on_error="skip")) == []
     assert [(log["trace_id"], log["span_id"]) for log in logs] == [(TRACE, SPAN)]
 
 
@@ -151,40 +137,35 @@ def messages() -> Iterator[ps.Call[int]]:
 
 
 @pytest.mark.parametrize("of", ["engine", "service"])
-async def test_an_item_goes_on_from_the_headers_of_its_message(spans: InMemorySpanExporter, of: str) -> None:
+async def test_an_item_goes_on_from_the_headers_of_its_message(tracing: Tracing, of: str) -> None:
     seen.clear()
     with trace.get_tracer("test").start_as_current_span("consumer"):
         if of == "engine":
-            async with engine.stream(messages(), trace_items=True) as results:
-                assert [result async for result in results] == [0, 1, 2, 3]
+            assert await values_of(engine.stream(messages(), trace_items=True)) == [0, 1, 2, 3]
         else:
             async with engine.deploy(looking) as service:
                 assert await service.map(messages(), trace_items=True) == [0, 1, 2, 3]
-    found = {span.name: span for span in spans.get_finished_spans()}
-    runs = [span for span in spans.get_finished_spans() if span.name == "penstock.run look"]
+    runs = tracing.named("penstock.run look")
     # A message without a trace begins a trace; a message that its sender has not sampled is not recorded.
     assert [span.parent and ids_of(span.parent) for span in runs] == [(1, 1), None, (3, 3)]
-    assert [[link.context for link in span.links] for span in runs] == [[found["penstock.stream"].context]] * 3
+    assert [[link.context for link in span.links] for span in runs] == [[tracing.one("penstock.stream").context]] * 3
     assert ids_of(runs[0].context)[0] == 1
     assert seen == ["blue", None, None, None]
 
 
-async def test_a_call_of_its_own_goes_on_from_headers(spans: InMemorySpanExporter) -> None:
-    def call(number: int) -> ps.Call[int]:
-        return telemetry.continued(looking(number), {"traceparent": f"00-{TRACE}-{number:016x}-01"})
+async def test_a_call_of_its_own_goes_on_from_headers(tracing: Tracing) -> None:
+    def call(number: int, graph: Any = looking) -> Any:
+        return telemetry.continued(graph(number), {"traceparent": f"00-{TRACE}-{number:016x}-01"})
 
     with trace.get_tracer("test").start_as_current_span("caller"):
         await engine.run(call(1))
         async with engine.deploy(looking) as service:
             await service.run(call(2))
-        async with engine.stream(
-            telemetry.continued(counting(3), {"traceparent": f"00-{TRACE}-{3:016x}-01"})
-        ) as values:
-            assert [value async for value in values] == [3]
+        assert await values_of(engine.stream(call(3, counting))) == [3]
         await engine.run(telemetry.continued(looking(4), {}))  # headers without a trace
-    runs = [span for span in spans.get_finished_spans() if span.name.startswith("penstock.run")]
+    runs = [span for span in tracing.spans() if span.name.startswith("penstock.run")]
     parents = [ids_of(span.parent) for span in runs]
-    caller = spans.get_finished_spans()[-1]
+    caller = tracing.spans()[-1]
     assert parents == [(int(TRACE, 16), 1), (int(TRACE, 16), 2), (int(TRACE, 16), 3), ids_of(caller.context)]
 
 
@@ -195,12 +176,11 @@ async def test_a_stream_with_one_trace_refuses_what_goes_on_from_another(of: str
             yield call
 
     with pytest.raises(ps.OptionsError, match=r"item 0 of a stream goes on .*: pass trace_items=True"):
-        async with engine.stream(received() if of == "async iterable" else messages()) as results:
-            await anext(results)
+        await values_of(engine.stream(received() if of == "async iterable" else messages()))
 
 
 @pytest.mark.parametrize("has_sdk", [True, False])
-async def test_without_spans_logs_carry_the_ids_of_the_message(spans: InMemorySpanExporter, has_sdk: bool) -> None:
+async def test_without_spans_logs_carry_the_ids_of_the_message(tracing: Tracing, has_sdk: bool) -> None:
     @ps.node
     async def note(x: int) -> str:
         return trace.format_trace_id(trace.get_current_span().get_span_context().trace_id)
@@ -212,6 +192,5 @@ async def test_without_spans_logs_carry_the_ids_of_the_message(spans: InMemorySp
             patch.setattr(trace, "_TRACER_PROVIDER", None)
         call = telemetry.continued(noting(1), {"traceparent": SAMPLED})
         assert await engine.run(call, trace_execution=not has_sdk) == TRACE
-        async with engine.stream([call], trace_items=True, trace_execution=not has_sdk) as results:
-            assert [trace_id async for trace_id in results] == [TRACE]
-    assert spans.get_finished_spans() == ()
+        assert await values_of(engine.stream([call], trace_items=True, trace_execution=not has_sdk)) == [TRACE]
+    assert tracing.spans() == ()

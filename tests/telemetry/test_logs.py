@@ -10,6 +10,7 @@ from opentelemetry import trace
 
 import penstock as ps
 from penstock import engine, telemetry
+from tests.kit import values_of
 from tests.telemetry.span_targets import log_in_process
 from tests.tracing import Tracing, id_of
 
@@ -49,8 +50,7 @@ line = fetch >> parse
 async def test_an_event_of_a_handler_names_span_graph_node_item_and_attempt(
     tracing: Tracing, events: list[dict[str, Any]]
 ) -> None:
-    async with engine.stream([line(0), line(1)]) as stream:
-        assert [x async for x in stream] == [0, 1]
+    assert await values_of(engine.stream([line(0), line(1)])) == [0, 1]
     spans = {(span.attributes or {})["penstock.item"]: span for span in tracing.named("fetch")}
     found = [event for event in events if event["event"] == "fetched"]
     assert sorted((event["item"], event["attempt"]) for event in found) == [(0, 1), (1, 1), (1, 2)]
@@ -63,14 +63,6 @@ async def test_an_event_of_a_handler_names_span_graph_node_item_and_attempt(
     assert sorted(in_threads) == [("parse", 0), ("parse", 1)]
     in_tasks = [(event["node"], event["item"], event["attempt"]) for event in events if event["event"] == "in a task"]
     assert sorted(in_tasks) == [("fetch", 0, 1), ("fetch", 1, 1), ("fetch", 1, 2)]
-
-
-async def test_an_unsampled_call_logs_its_trace_id(tracing: Tracing, events: list[dict[str, Any]]) -> None:
-    tracing.sampler.is_on = False
-    assert await engine.run(line(0)) == 0
-    assert tracing.spans() == ()
-    assert len({event["trace_id"] for event in events}) == 1
-    assert {event["node"] for event in events} == {"fetch", "parse"}
 
 
 async def test_without_tracing_items_are_named_all_the_same(events: list[dict[str, Any]]) -> None:
@@ -108,8 +100,7 @@ async def test_warnings_of_the_library_name_what_they_are_about_and_no_other_ite
 
     @ps.node
     async def read(x: int) -> int:
-        async with engine.stream([failing(3)], on_error="skip") as stream:
-            return len([value async for value in stream])
+        return len(await values_of(engine.stream([failing(3)], on_error="skip")))
 
     assert await engine.run(ps.graph(read)(9)) == 0
     (event,) = [event for event in events if event["event"] == "stream.item_skipped"]
@@ -119,7 +110,6 @@ async def test_warnings_of_the_library_name_what_they_are_about_and_no_other_ite
 
 
 async def test_an_event_in_a_worker_process_names_graph_node_item_and_attempt_too() -> None:
-    async with engine.stream(log_in_process(x) for x in range(2)) as stream:
-        events = [dict(event) async for event in stream]
+    events = await values_of(engine.stream(log_in_process(x) for x in range(2)))
     common = {"event": "here", "graph": "logged", "node": "logged"}
     assert events == [{**common, "item": 0, "attempt": 1}, {**common, "item": 1, "attempt": 2}]

@@ -14,7 +14,7 @@ import penstock as ps
 from penstock import engine, testing
 from penstock.telemetry import names
 from penstock.telemetry.metrics import COUNTERS, Series
-from tests.kit import Gate, model, numbers, same, values_of
+from tests.kit import Gate, begun, model, numbers, same, values_of
 from tests.telemetry.collected import Collected, collecting
 
 
@@ -62,8 +62,7 @@ async def test_the_body_of_a_map_each_counts_under_its_name_and_the_map_itself_d
     async def maps(numbers: list[int]) -> list[int]:
         return await ps.map_each(twice, await ps.map_each(twice, numbers, name="once more"))
 
-    async with engine.stream([maps([1, 2]), maps([3])]) as results:
-        assert [result async for result in results] == [[4, 8], [12]]
+    assert await values_of(engine.stream([maps([1, 2]), maps([3])])) == [[4, 8], [12]]
     counts = collected.by(names.METRIC_NODE_EXECUTIONS, "graph", "node", "outcome")
     assert {place: count for place, count in counts.items() if place[0].startswith("maps")} == {
         ("maps/twice", "twice", "done"): 3, ("maps/once more", "twice", "done"): 3,
@@ -71,12 +70,10 @@ async def test_the_body_of_a_map_each_counts_under_its_name_and_the_map_itself_d
 
 
 async def test_a_run_that_is_cancelled_or_expires_says_so(collected: Collected) -> None:
-    gate = Gate()
-    holding = gate.graph(name="hold")
+    holding = Gate().graph(name="hold")
     with pytest.raises(TimeoutError):
         await engine.run(holding(0), timeout_seconds=0)
-    run = asyncio.create_task(engine.run(holding(1)))
-    await gate.has(1)
+    [run] = await begun(engine.run(holding(1)))
     assert collected.by(names.METRIC_RUN_IN_FLIGHT, "graph") == {("hold",): 1}
     assert collected.by(names.METRIC_NODE_IN_FLIGHT, "graph", "node") == {("hold", "hold"): 1}
     run.cancel()
@@ -99,8 +96,8 @@ async def test_a_run_with_instances_that_do_not_start_has_failed(collected: Coll
 
 async def test_a_stream_counts_its_items_while_it_is_open_and_afterwards(collected: Collected) -> None:
     for round_ in (1, 2):
-        async with engine.stream((line(x) for x in (1, -1, 2)), on_error="skip", max_in_flight=3) as results:
-            assert [result async for result in results] == [4, 6]
+        results = engine.stream((line(x) for x in (1, -1, 2)), on_error="skip", max_in_flight=3)
+        assert await values_of(results) == [4, 6]
         assert collected.by(names.METRIC_STREAM_ITEMS, "graph", "outcome") == {
             ("add_to_twice", "done"): 2 * round_, ("add_to_twice", "failed"): round_,
         }  # fmt: skip
@@ -114,7 +111,6 @@ async def test_an_open_stream_tells_how_full_it_is(collected: Collected) -> None
     gate = Gate()
     holding = gate.graph(name="hold", concurrency=2)
     async with engine.stream((holding(x) for x in range(9)), max_in_flight=5) as results:
-        await gate.has(2)
         await testing.wait_quiescent()
         of_stream = (names.METRIC_STREAM_IN_FLIGHT, names.METRIC_STREAM_MAX_IN_FLIGHT, names.METRIC_STREAM_ITEMS)
         assert [collected.total(name, graph="hold") for name in of_stream] == [5, 5, 0]
@@ -142,11 +138,8 @@ async def test_a_stream_that_is_left_or_raises_says_so(collected: Collected) -> 
 
 
 def test_a_stream_whose_time_is_over_has_expired(collected: Collected) -> None:
-    async def main() -> None:
-        await values_of(engine.stream([Gate().graph()(1)], timeout_seconds=60))
-
     with pytest.raises(TimeoutError):
-        testing.run_virtual(main)
+        testing.run_virtual(lambda: values_of(engine.stream([Gate().graph()(1)], timeout_seconds=60)))
     assert collected.by(names.METRIC_STREAM_DURATION, "outcome", "error") == {("expired", "DeadlineExceeded"): 1}
     assert collected.by(names.METRIC_STREAM_ITEMS, "outcome") == {("expired",): 1}
 
@@ -168,9 +161,7 @@ async def test_a_deployment_tells_its_places_and_whom_it_refused(collected: Coll
     gate = Gate()
     holding = gate.graph(name="hold")
     async with engine.deploy(holding, max_in_flight=2, max_queue=1) as service:
-        calls = [asyncio.create_task(service(x)) for x in range(3)]
-        await gate.has(2)
-        await testing.wait_quiescent()
+        calls = await begun(*map(service, range(3)))
         with pytest.raises(ps.Overloaded):
             await service(3)
         shown = (
@@ -190,8 +181,7 @@ async def test_a_call_that_expires_while_it_waits_for_a_place_is_no_refusal(coll
     gate = Gate()
     holding = gate.graph(name="hold")
     async with engine.deploy(holding, max_in_flight=1) as service:
-        first = asyncio.create_task(service(0))
-        await gate.has(1)
+        [first] = await begun(service(0))
         with pytest.raises(TimeoutError):
             await service.run(holding(1), timeout_seconds=0)
         gate.open()
@@ -263,21 +253,15 @@ async def test_retries_restarts_and_time_in_threads(collected: Collected) -> Non
 
 async def test_inboxes_tell_bytes_and_waits(collected: Collected) -> None:
     gate = Gate()
-
-    @ps.node(concurrency=1, capacity=1, max_bytes=1000)
-    async def slow(page: bytes) -> int:
-        await gate.wait(page)
-        return len(page)
-
+    slow = gate.node(name="slow", concurrency=1, capacity=1, max_bytes=1000)
     weigh = ps.node(name="pages")(lambda x: b"x" * x) >> slow
     async with engine.stream(weigh(10) for _ in range(4)) as results:
-        await gate.has(1)
         await testing.wait_quiescent()
         assert collected.total(names.METRIC_QUEUE_SIZE, node="slow") == 10
         assert collected.total(names.METRIC_QUEUE_DEPTH, node="slow") == 1
         assert collected.points(names.METRIC_QUEUE_SIZE, node="pages") == []
         gate.open()
-        assert [result async for result in results] == [10] * 4
+        assert [len(result) async for result in results] == [10] * 4
     assert collected.total(names.METRIC_QUEUE_PUT_WAIT_TIME, node="slow") > 0
 
 
@@ -285,8 +269,7 @@ async def test_a_limit_that_scopes_share_counts_once(collected: Collected) -> No
     gate = Gate()
     holding = gate.graph(name="hold", concurrency=3)
     async with engine.deploy(holding) as one, engine.deploy(holding) as two:
-        calls = [asyncio.create_task(service(0)) for service in (one, two)]
-        await gate.has(2)
+        calls = await begun(one(0), two(0))
         assert collected.total(names.METRIC_NODE_IN_FLIGHT, node="hold") == 2
         assert collected.total(names.METRIC_NODE_MAX_IN_FLIGHT, node="hold") == 3
         gate.open()
@@ -310,11 +293,10 @@ async def test_an_engine_and_its_scopes_are_not_kept_alive(collected: Collected)
         await own.run(line(1))
         async with own.deploy(line) as service:
             await service(1)
-        async with own.stream([line(1)]) as results:
-            assert [result async for result in results] == [4]
+        assert await values_of(own.stream([line(1)])) == [4]
         runtime = weakref.ref(own._runtime)
         parts = [weakref.ref(part) for part in (service._deployment, service._deployment.scope, own._runtime.pools)]
-    del own, service, results
+    del own, service
     await asyncio.sleep(0)
     gc.collect()
     assert runtime() is None
@@ -328,13 +310,11 @@ async def test_what_shall_not_count_does_not(collected: Collected) -> None:
     counting = ps.graph(numbers)
     await engine.run(line(1), collect_metrics=False)
     assert await values_of(engine.stream([line(1)], collect_metrics=False)) == [4]
-    async with engine.stream(counting(1), collect_metrics=False) as values:
-        assert [value async for value in values] == [0]
+    assert await values_of(engine.stream(counting(1), collect_metrics=False)) == [0]
     async with engine.deploy(line, counting, collect_metrics=False) as service:
         assert await service(1) == 4
         assert await service.map([line(1)]) == [4]
-        async with service.stream(counting(1)) as values:
-            assert [value async for value in values] == [0]
+        assert await values_of(service.stream(counting(1))) == [0]
         assert collected.metrics() == {}
     assert collected.metrics() == {}
 
@@ -359,9 +339,7 @@ def test_engines_on_several_loops_are_added_up_while_others_collect(collected: C
 
     async def work() -> None:
         for _ in range(rounds):
-            async with engine.stream(counted(x) for x in range(20)) as results:
-                async for _ in results:
-                    pass
+            await values_of(engine.stream(counted(x) for x in range(20)))
             await engine.run(counted(1))
             async with engine.deploy(counted) as service:
                 await asyncio.gather(*(service(x) for x in range(3)))

@@ -10,6 +10,7 @@ import traceback
 import types
 import weakref
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,10 @@ import pytest
 import penstock as ps
 from penstock import engine, telemetry
 from penstock.telemetry import ScopeSnapshot
-from tests.kit import Gate, plain
+from tests.kit import Gate, begun, plain
 from tests.telemetry.virtual_time import VirtualTime, waits
 
-
-@ps.node(concurrency=2)
-async def fetch(number: int) -> int:
-    await asyncio.sleep(0)
-    return number
+fetch = waits("fetch", 0, concurrency=2)
 
 
 @ps.node
@@ -122,10 +119,7 @@ async def test_from_one_snapshot_to_the_next_scopes_count_that_have_ended_meanwh
             await service(4)
             second: Any = monitor.snapshot()
             assert [(node.node, node.count) for node in second.lately.nodes] == [("fetch", 4), ("half", 4)]
-            assert [step.name for step in second.lately.steps] == [
-                ("fetch_to_half", "fetch"),
-                ("fetch_to_half", "half"),
-            ]
+            assert [step.name for step in second.lately.steps] == [*product(["fetch_to_half"], ["fetch", "half"])]
             assert second.lately.timeline.slices == ()
             [scope] = second.scopes
             assert scope.seconds > first.scopes[0].seconds
@@ -138,8 +132,7 @@ async def test_from_one_snapshot_to_the_next_scopes_count_that_have_ended_meanwh
 async def test_places_are_busy_with_items_that_have_not_left_yet() -> None:
     gate = Gate()
     async with engine.deploy(gate.graph(concurrency=2, name="slow")) as service:
-        calls = [asyncio.ensure_future(service(number)) for number in range(5)]
-        await gate.has(2)
+        calls = await begun(*map(service, range(5)))
         with closing(telemetry.Monitor()) as monitor:
             monitor.snapshot()
             await asyncio.sleep(0.2)  # the time that is told of
@@ -241,8 +234,7 @@ async def test_a_call_that_is_over_is_not_in_flight_at_the_next_look() -> None:
     gate = Gate()
     async with engine.deploy(gate.graph(), max_in_flight=5) as service:
         with closing(telemetry.Monitor()) as monitor:
-            call = asyncio.ensure_future(service(1))
-            await gate.has()
+            [call] = await begun(service(1))
             assert [scope.admitted for scope in monitor.snapshot().scopes] == [(1, 5)]
             gate.open()
             await call
@@ -267,8 +259,7 @@ async def test_items_count_from_when_they_entered_also_beside_short_ones() -> No
             await service(8)
 
     async with engine.deploy(graph) as service:
-        calls = [asyncio.ensure_future(service(number)) for number in range(8)]
-        await gate.has(8)
+        calls = await begun(*map(service, range(8)))
         with closing(telemetry.Monitor()) as monitor:
             others = asyncio.gather(call_again(), call_again())
             monitor.snapshot()
@@ -285,12 +276,7 @@ async def test_items_count_from_when_they_entered_also_beside_short_ones() -> No
 
 async def test_finished_items_that_wait_for_room_are_not_in_the_node() -> None:
     gate = Gate()
-
-    @ps.node(concurrency=1, capacity=1)
-    async def narrow(number: int) -> int:
-        return await gate.wait(number)
-
-    line = plain >> narrow
+    line = plain >> gate.node(name="narrow", concurrency=1, capacity=1)
     async with engine.stream(line(number) for number in range(40)) as results:
         reading = asyncio.ensure_future(anext(results))
         await gate.has(1)

@@ -10,9 +10,11 @@ from opentelemetry import trace
 import penstock as ps
 from penstock import engine, testing
 from penstock.telemetry import names
+from tests.kit import values_of
 from tests.tracing import Tracing, attributes_of, id_of, parent_of
 
 SEEN = "test.seen"
+Service = engine.Service[[int], tuple[int, int]]
 
 
 @ps.node
@@ -78,24 +80,19 @@ ACTIONS = st.lists(
 )
 
 
-async def perform(action: str, x: int, service: engine.Service[[int], tuple[int, int]]) -> None:
+async def perform(action: str, x: int, service: Service) -> None:
     match action:
         case "run":
             await engine.run(both(x))
         case "service":
             await service(x)
         case "stream":
-            async with engine.stream([both(x), both(x)]) as stream:
-                async for _ in stream:
-                    pass
+            await values_of(engine.stream([both(x), both(x)]))
         case "values":
-            async with engine.stream(streamed(x)) as values:
-                async for _ in values:
-                    pass
+            await values_of(engine.stream(streamed(x)))
         case _:
             async with service.stream(both(x) for _ in range(5)) as stream:
-                async for _ in stream:
-                    break
+                await anext(stream)
 
 
 @settings(max_examples=25)
@@ -104,17 +101,15 @@ def test_concurrent_calls_never_mix_their_parents(actions: list[tuple[str, int]]
     with Tracing.set_up() as tracing:
         tracer = tracing.provider.get_tracer("test")
 
-        async def caller(number: int, action: str, x: int) -> None:
+        async def caller(service: Service, number: int, action: str, x: int) -> None:
             with tracer.start_as_current_span(f"caller {number}", attributes={"test.x": x}) as span:
                 await perform(action, x, service)
                 assert trace.get_current_span() is span
 
         async def main() -> None:
-            nonlocal service
             async with engine.deploy(both) as service:
-                await asyncio.gather(*(caller(number, *action) for number, action in enumerate(actions)))
+                await asyncio.gather(*(caller(service, number, *action) for number, action in enumerate(actions)))
 
-        service: engine.Service[[int], tuple[int, int]]
         testing.run_seeded(main, seed=seed, timeout_seconds=3600.0)
         spans = {id_of(span): span for span in tracing.spans()}
 

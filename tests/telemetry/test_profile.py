@@ -9,7 +9,8 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from typing import Any, Self
+from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,10 +24,10 @@ from penstock.telemetry.profiling.durations import Durations, OutsideSeconds
 from penstock.telemetry.profiling.records import TimedReading
 from penstock.telemetry.profiling.sums import EVENT_LOOP, Evidence, GilUse, ReaderSum, Sums
 from penstock.telemetry.profiling.verdict import find_verdict
-from tests.kit import model, numbers, same, virtual
-from tests.telemetry.virtual_time import Clock, node_of, profile_of, waits
+from tests.kit import Gate, actor, begun, model, numbers, same, values_of
+from tests.telemetry.virtual_time import VirtualTime, node_of, profile_of, waits
 
-pytestmark = pytest.mark.usefixtures("clock")
+pytestmark = pytest.mark.usefixtures("virtual")
 
 
 @ps.node
@@ -42,12 +43,12 @@ quick = fetch >> half
 # --- Which node limits ---
 
 
-def test_a_reader_that_holds_the_loop_limits_although_nodes_look_busy_meanwhile(clock: Clock) -> None:
+def test_a_reader_that_holds_the_loop_limits_although_nodes_look_busy_meanwhile(virtual: VirtualTime) -> None:
     async def read() -> telemetry.Profile:
         with telemetry.profile() as profile:
             async with engine.stream(middle(number) for number in range(40)) as results:
                 async for _ in results:
-                    clock.take(1)
+                    virtual.hold(1)
         return profile
 
     profile = testing.run_virtual(read)
@@ -55,15 +56,14 @@ def test_a_reader_that_holds_the_loop_limits_although_nodes_look_busy_meanwhile(
     assert profile.verdict.reason.startswith("the reader of fetch_to_slow_to_half limits")
 
 
-@virtual
-async def test_the_limit_that_is_taken_most_tells_the_busy_share_of_a_node() -> None:
+def test_the_limit_that_is_taken_most_tells_the_busy_share_of_a_node() -> None:
     held = waits("held", 0.1, concurrency=64)
 
     @ps.graph
     async def mapped(numbers: list[int]) -> list[int]:
         return await ps.map_each(held, numbers, concurrency=2)
 
-    profile = await profile_of(engine.stream([mapped([*range(20)])]))
+    profile = testing.run_virtual(lambda: profile_of(engine.stream([mapped([*range(20)])])))
     assert node_of(profile, "held").busy_share == pytest.approx(1.0)
 
 
@@ -211,15 +211,14 @@ def test_a_stateful_node_limits() -> None:
     assert "; if it may have several items at a time" in verdict.remedy
 
 
-@virtual
-async def test_a_source_that_holds_the_loop_limits(clock: Clock) -> None:
+def test_a_source_that_holds_the_loop_limits(virtual: VirtualTime) -> None:
     def source() -> Iterator[ps.Call[float]]:
         for number in range(10):
-            clock.take(1)
+            virtual.hold(1)
             yield quick_half(number)
 
     quick_half = same >> half
-    verdict = (await profile_of(engine.stream(source(), max_in_flight=1))).verdict
+    verdict = testing.run_virtual(lambda: profile_of(engine.stream(source(), max_in_flight=1))).verdict
     assert verdict.reason.startswith("the source limits")
 
 
@@ -266,13 +265,13 @@ def test_nothing_ran() -> None:
 
 
 async def test_an_async_node_that_never_waits_is_named_by_the_time_of_the_processor(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.telemetry.profiling.watching.thread_seconds", lambda thread: clock())
+    monkeypatch.setattr("penstock.telemetry.profiling.watching.thread_seconds", lambda thread: virtual())
 
     @ps.node
     async def compute(number: int) -> int:
-        clock.take(0.01)
+        virtual.hold(0.01)
         return number
 
     computed = ps.graph(compute)
@@ -281,7 +280,7 @@ async def test_an_async_node_that_never_waits_is_named_by_the_time_of_the_proces
     assert verdict.reason == "it holds the event loop for 100% of the time without a wait"
     with telemetry.profile() as profile:
         await engine.run(computed(1))
-        clock.take(1)
+        virtual.hold(1)
     assert profile.verdict.reason.startswith("the event loop limits: it computes for 100% of the time")
 
 
@@ -302,13 +301,10 @@ async def test_a_deployment_that_was_open_before_and_goes_on_counts_from_begin_t
 async def test_scopes_of_one_graph_are_added_up_also_of_other_tasks() -> None:
     async def one() -> None:
         await engine.Engine().run(quick(1))
-        async with engine.stream([quick(2), quick(3)]) as results:
-            assert [each async for each in results] == [1, 1.5]
+        assert await values_of(engine.stream([quick(2), quick(3)])) == [1, 1.5]
 
     with telemetry.profile() as profile:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(one())
-            tasks.create_task(one())
+        await asyncio.gather(one(), one())
         assert [(node.node, node.count) for node in profile.nodes] == [("fetch", 6), ("half", 6)]
 
 
@@ -320,9 +316,7 @@ async def test_a_profile_inside_of_another_counts_the_calls_of_its_block() -> No
             assert [node.count for node in outer.nodes] == [2, 2]
         await engine.run(quick(3))
     await engine.run(quick(4))
-    assert [(node.graph, node.node, node.count) for node in outer.nodes] == [
-        ("fetch_to_half", "fetch", 3), ("fetch_to_half", "half", 3),
-    ]  # fmt: skip
+    assert [(node.node, node.count) for node in outer.nodes] == [("fetch", 3), ("half", 3)]
     assert [node.count for node in inner.nodes] == [1, 1]
     # The end of the inner profile does not end the timing for the outer.
     assert [each.item for each in outer.timeline.slices if each.node == "half"] == [0, 0, 0]
@@ -345,10 +339,10 @@ async def test_a_profile_that_is_taken_in_another_thread() -> None:
     assert all(node.p50_seconds is not None for node in profile.nodes)
 
 
-async def test_profiles_of_another_thread_one_right_after_the_other(clock: Clock) -> None:
+async def test_profiles_of_another_thread_one_right_after_the_other(virtual: VirtualTime) -> None:
     @ps.node
     async def take(number: int) -> int:
-        clock.take(1.0)
+        virtual.hold(1.0)
         return number
 
     def both() -> None:
@@ -380,8 +374,7 @@ async def test_it_may_be_looked_at_in_another_thread_while_scopes_come_and_go() 
     with telemetry.profile() as profile:
         looking = asyncio.create_task(asyncio.to_thread(look))
         for _ in range(60):
-            async with engine.stream([quick(1)]) as results:
-                assert [each async for each in results] == [0.5]
+            assert await values_of(engine.stream([quick(1)])) == [0.5]
         is_over.set()
         await looking
     assert [node.count for node in profile.nodes] == [60, 60]
@@ -390,20 +383,12 @@ async def test_it_may_be_looked_at_in_another_thread_while_scopes_come_and_go() 
 async def test_an_item_in_flight_between_two_profiles_does_not_end_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.actors.sampler._FIRST_OF_ALL", 1)
     monkeypatch.setattr("penstock.actors.sampler._LEAST_FIRST", 1)
-    begun, go_on = asyncio.Event(), asyncio.Event()
-
-    @ps.node
-    async def wait(number: int) -> int:
-        begun.set()
-        await go_on.wait()
-        return number
-
-    async with engine.deploy(ps.graph(wait)) as service:
+    gate = Gate()
+    async with engine.deploy(gate.graph()) as service:
         with telemetry.profile():
-            call = asyncio.create_task(service(0))
-            await begun.wait()
+            [call] = await begun(service(0))
         with telemetry.profile() as profile:
-            go_on.set()
+            gate.open()
             await call
             await service(1)
     assert [each.item for each in profile.timeline.slices] == [1]
@@ -423,10 +408,8 @@ async def test_a_node_that_gives_or_reads_a_stream_has_no_busy_share() -> None:
     summed = numbers >> total
     with telemetry.profile() as profile:
         assert await engine.run(summed(4)) == 6
-    assert [(node.node, node.busy_share, node.mean_seconds) for node in profile.nodes] == [
-        ("numbers", None, None),
-        ("total", None, None),
-    ]
+    told = [(node.node, node.busy_share, node.mean_seconds) for node in profile.nodes]
+    assert told == [("numbers", None, None), ("total", None, None)]
 
 
 async def test_graphs_made_for_one_call_count_and_leave_nothing_behind() -> None:
@@ -448,49 +431,28 @@ async def test_a_profile_that_is_kept_keeps_nothing_else_alive() -> None:
 
     @ps.node
     class Large:
-        async def __aenter__(self) -> Self:
-            instances.append(weakref.ref(self))
-            return self
-
-        async def __aexit__(self, *_: object) -> None:
-            pass
-
         async def __call__(self, number: int) -> int:
+            instances.append(weakref.ref(self))
             return number
 
     passed = ps.graph(Large())
     with telemetry.profile() as profile:
-        async with engine.stream([passed(1), passed(2)]) as results:
-            assert [each async for each in results] == [1, 2]
-        del results
+        assert await values_of(engine.stream([passed(1), passed(2)])) == [1, 2]
         gc.collect()
-        assert [instance() for instance in instances] == [None]
+        assert [instance() for instance in instances] == [None] * 2
     assert [node.count for node in profile.nodes] == [2]
 
 
 # --- What it costs, and how it looks ---
 
 
-async def test_without_a_profile_nothing_is_registered_and_nothing_more_is_timed() -> None:
-    told: list[object] = []
-
-    class Watching:
-        def scope_opened(self, scope: object) -> None:
-            told.append(scope)
-
-        scope_closed = reader_opened = reader_closed = scope_opened
-
-    watching = Watching()
-    collectors.begin(watching)
-    async with engine.stream([quick(1)]):
-        assert len(told) == 2  # the nodes, and the reader
-    assert len(told) == 4
-    collectors.end(watching)
+async def test_after_a_profile_nothing_is_told_and_nothing_is_timed() -> None:
+    with telemetry.profile():
+        await engine.run(quick(1))
     async with engine.stream([quick(1)]) as results:
         assert collectors.running == []
         assert [each async for each in results] == [0.5]
         assert results.statistics().actors[0].busy_seconds is None
-    assert len(told) == 4
 
 
 async def test_the_thread_that_looks_ends_with_the_profile() -> None:
@@ -524,12 +486,14 @@ async def test_it_prints_as_a_table() -> None:
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-async def test_functions_of_a_chain_have_a_row_each_although_they_share_an_actor(clock: Clock, is_open: bool) -> None:
+async def test_functions_of_a_chain_have_a_row_each_although_they_share_an_actor(
+    virtual: VirtualTime, is_open: bool
+) -> None:
     def takes(name: str, seconds: float) -> ps.Node[[int], int]:
         def take(number: int) -> int:
             if (name, number) == ("second", 7):
                 raise LookupError
-            clock.take(seconds)
+            virtual.hold(seconds)
             return number
 
         take.__name__ = name
@@ -555,17 +519,17 @@ async def test_functions_of_a_chain_have_a_row_each_although_they_share_an_actor
     assert [step.consumers for step in profile.steps] == [("second",), ("third",), ()]
 
 
-async def test_of_a_node_that_runs_often_a_sample_is_timed_and_stands_for_all(clock: Clock) -> None:
+async def test_of_a_node_that_runs_often_a_sample_is_timed_and_stands_for_all(virtual: VirtualTime) -> None:
     items = 20_000
 
     @ps.node
     async def computing(number: int) -> int:
-        clock.take(0.003 if number % 20 == 7 else 0.002 if number % 2 else 0.001)
+        virtual.hold(0.003 if number % 20 == 7 else 0.002 if number % 2 else 0.001)
         return number
 
     @ps.node
     def line(number: int) -> int:
-        clock.take(0.0005)
+        virtual.hold(0.0005)
         return number
 
     busy = computing >> line
@@ -593,14 +557,13 @@ def test_how_long_items_wait_before_a_node_and_behind_it() -> None:
 
 
 def test_an_actor_that_owns_its_loop_tells_how_long_its_work_waits() -> None:
-    class Slow(ps.Actor[int, int]):
-        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]]) -> None:
-            while True:
-                work = await inbox.get()
-                await asyncio.sleep(0.1)
-                work.finish(work.value)
+    async def slow(inbox: Any) -> None:
+        while True:
+            work = await inbox.get()
+            await asyncio.sleep(0.1)
+            work.finish(work.value)
 
-    looping = ps.graph(ps.node(Slow)())
+    looping = ps.graph(actor(slow))
     profile = testing.run_virtual(lambda: profile_of(engine.stream(looping(number) for number in range(10))))
     [found] = profile.nodes
     assert found.count == 10
@@ -611,9 +574,7 @@ def test_an_actor_that_owns_its_loop_tells_how_long_its_work_waits() -> None:
 async def test_the_timeline_tells_when_each_node_ran_for_which_item() -> None:
     profile = await profile_of(engine.stream(quick(number) for number in range(5)))
     slices = profile.timeline.slices
-    assert sorted((one.node, one.item) for one in slices) == [
-        (node, item) for node in ("fetch", "half") for item in range(5)
-    ]
+    assert sorted((one.node, one.item) for one in slices) == [*product(("fetch", "half"), range(5))]
     for item in range(5):
         fetch, half = (next(s for s in slices if (s.node, s.item) == (node, item)) for node in ("fetch", "half"))
         assert fetch.graph == "fetch_to_half"

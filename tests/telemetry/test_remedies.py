@@ -10,6 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
+from tests.kit import values_of
 from tests.telemetry.virtual_time import VirtualTime, profile_of, profile_of_runs, waits
 
 
@@ -157,9 +158,7 @@ async def called(graph: Any, count: int, *, gives_a_stream: bool = False, **opti
     async def call(service: engine.Service[[int], Any]) -> None:
         for number in range(64 // count):
             if gives_a_stream:
-                async with service.stream(graph(number)) as parts:
-                    async for _ in parts:
-                        pass
+                await values_of(service.stream(graph(number)))
             else:
                 await service(number)
 

@@ -6,7 +6,7 @@ import operator
 import random
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from time import sleep, thread_time
 from typing import Any
 
@@ -15,15 +15,9 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
-from tests.kit import measured, same
+from tests.kit import measured, plain, same, values_of
 from tests.telemetry.test_remedies import Look, called
 from tests.telemetry.virtual_time import VirtualTime, node_of, profile_of, profile_of_runs, waits
-
-
-@ps.node
-def half(number: int) -> float:
-    return number / 2
-
 
 # --- Planted bottlenecks ---
 
@@ -48,7 +42,7 @@ in_a_process = ps.graph(ps.node(runs_on="process", name="negate")(operator.neg))
 
 def test_a_slow_node(virtual: VirtualTime) -> None:
     def run(places: int) -> telemetry.Profile:
-        pipeline = waits("fetch", 0.01, concurrency=4) >> waits("decode", 0.01, concurrency=places) >> half
+        pipeline = waits("fetch", 0.01, concurrency=4) >> waits("decode", 0.01, concurrency=places) >> plain
         return virtual.profile(pipeline, 200)
 
     profile = run(1)
@@ -76,7 +70,7 @@ def test_it_says_which_share_was_hedged_or_taken_over(virtual: VirtualTime) -> N
     hedged = waits("hedged", 0.01, hedge=ps.Hedge(after_seconds=0.005, max_share=0.5))
 
     def said(node: Any, **options: Any) -> str:
-        verdict = virtual.profile(node >> half, 200, **options).verdict
+        verdict = virtual.profile(node >> plain, 200, **options).verdict
         assert verdict.node == node.name
         assert verdict.spent in str(verdict)
         return verdict.spent
@@ -97,8 +91,8 @@ async def profile_and_bottleneck(graph: Any) -> tuple[telemetry.Profile, engine.
 def test_a_name_that_would_drive_the_terminal_is_shown_escaped(virtual: VirtualTime) -> None:
     evil = waits("\x1b[2J\rdecode\n\x9b31m", 0.01, concurrency=1)
 
-    async def pipeline(number: int) -> float:
-        return half(await evil(number))
+    async def pipeline(number: int) -> int:
+        return plain(await evil(number))
 
     pipeline.__name__ = "\x1b]0;title\x07"
     graph = ps.graph(pipeline)
@@ -111,40 +105,32 @@ def test_a_name_that_would_drive_the_terminal_is_shown_escaped(virtual: VirtualT
     assert "\\x1b]0;title\\x07" in str(profile.critical_path)
 
 
-def blocks(virtual: VirtualTime, seconds: float) -> Any:
-    """Returns a node that holds the event loop for a time."""
-
+@pytest.mark.parametrize("calls", ["of a stream", "of a deployment", "in a row"])
+def test_an_async_node_that_blocks_the_loop(virtual: VirtualTime, calls: str) -> None:
     @ps.node
     async def blocking(number: int) -> int:
-        virtual.hold(seconds)
+        virtual.hold(0.005)
         return number
 
-    return blocking
+    search = waits("fetch", 0.001) >> blocking
 
-
-def test_an_async_node_that_blocks_the_loop(virtual: VirtualTime) -> None:
-    verdict = virtual.profile(waits("fetch", 0.01, concurrency=8) >> blocks(virtual, 0.02) >> half, 100).verdict
-    assert (verdict.node, verdict.limit) == ("blocking", "loop")
-    assert verdict.remedy.startswith('runs_on="thread" at blocking (')
-    assert "as a plain `def`" in verdict.remedy
-    assert (verdict.headroom or 0) > 1.5
-
-
-@pytest.mark.parametrize("calls", ["of a deployment", "in a row"])
-def test_a_node_that_blocks_the_loop_of_calls(virtual: VirtualTime, calls: str) -> None:
-    search = waits("fetch", 0.001) >> blocks(virtual, 0.005)
-
-    async def in_a_row() -> telemetry.Profile:
+    async def profile() -> telemetry.Profile:
+        if calls == "of a stream":
+            return await profile_of(engine.stream(search(number) for number in range(60)))
+        if calls == "of a deployment":
+            return await called(search, 8)
         with telemetry.profile() as profile:
             await asyncio.gather(*(engine.run(search(number)) for number in range(60)))
         return profile
 
-    verdict = virtual.run(in_a_row if calls == "in a row" else lambda: called(search, 8)).verdict
+    verdict = virtual.run(profile).verdict
     assert (verdict.node, verdict.limit) == ("blocking", "loop")
+    assert verdict.remedy.startswith('runs_on="thread" at blocking (')
+    assert "as a plain `def`" in verdict.remedy
 
 
 def test_a_node_that_waits_is_not_blamed_for_what_else_blocks_the_loop(virtual: VirtualTime) -> None:
-    pipeline = waits("fetch", 0.03, concurrency=1) >> waits("decode", 0.005, concurrency=2) >> half
+    pipeline = waits("fetch", 0.03, concurrency=1) >> waits("decode", 0.005, concurrency=2) >> plain
 
     async def other() -> None:
         while True:
@@ -169,7 +155,7 @@ def test_a_slow_item_that_holds_up_the_order(virtual: VirtualTime) -> None:
         return number
 
     ordered, as_they_come = (
-        virtual.profile(ask >> half, 200, max_in_flight=8, ordered=is_ordered) for is_ordered in (True, False)
+        virtual.profile(ask >> plain, 200, max_in_flight=8, ordered=is_ordered) for is_ordered in (True, False)
     )
     verdict = ordered.verdict
     assert (verdict.node, verdict.limit) == ("ask", "order")
@@ -190,20 +176,16 @@ def test_few_items_in_flight_of_a_graph_of_several_nodes(virtual: VirtualTime) -
     assert verdict.headroom == pytest.approx(1.5, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("places", "threads", "limit", "reason"),
-    [(2, 2, "pool", "the 2 threads are busy"), (1, 8, "places", "its only place is busy for 100%")],
-)
-def test_places_or_threads_of_a_node(virtual: VirtualTime, places: int, threads: int, limit: str, reason: str) -> None:
-    @ps.node(runs_on="thread", concurrency=places)
+def test_the_only_place_of_a_node_in_threads(virtual: VirtualTime) -> None:
+    @ps.node(runs_on="thread", concurrency=1)
     def read(number: int) -> int:
         virtual.hold_thread(0.01)
         return number
 
-    verdict = virtual.profile_in_threads(ps.graph(read), 30, threads).verdict
-    assert (verdict.node, verdict.limit) == ("read", limit)
-    assert verdict.reason.startswith(reason)
-    assert (re.match("concurrency=.*; or move it to", verdict.remedy) is not None) == (limit == "places")
+    verdict = virtual.profile_in_threads(ps.graph(read), 30, 8).verdict
+    assert (verdict.node, verdict.limit) == ("read", "places")
+    assert verdict.reason.startswith("its only place is busy for 100%")
+    assert re.match("concurrency=.*; or move it to", verdict.remedy)
 
 
 @pytest.mark.parametrize("places", [(1, 4, 2), (4, 1, 2), (4, 2, 1), (2, 2, 4)])
@@ -243,28 +225,17 @@ def compute_in_numpy(number: int) -> float:
     return float(np.sin(ANGLES).max()) + number
 
 
-@ps.node(concurrency=1)
-async def wait(number: int) -> int:
-    await asyncio.sleep(0.001)
-    return number
+wait = waits("wait", 0.001, concurrency=1)
 
 
 async def profile_beside(victim: Any, *, is_spinning: bool = True) -> telemetry.Profile:
     """Profile a node beside one that spins in a thread."""
     spinning, alone, over = ps.graph(spin), ps.graph(victim), asyncio.Event()
-
-    async def read(calls: Iterable[ps.Call[Any]]) -> None:
-        async with engine.stream(calls) as results:
-            async for _ in results:
-                pass
-
+    until_over = itertools.takewhile(lambda _: not over.is_set(), itertools.count() if is_spinning else ())
     with telemetry.profile() as profile:
         async with asyncio.TaskGroup() as beside:
-            if is_spinning:
-                beside.create_task(
-                    read(itertools.takewhile(lambda _: not over.is_set(), map(spinning, itertools.repeat(1))))
-                )
-            await read(alone(number) for number in range(ITEMS))
+            beside.create_task(values_of(engine.stream(map(spinning, until_over))))
+            await values_of(engine.stream(alone(number) for number in range(ITEMS)))
             over.set()
     return profile
 
@@ -460,7 +431,7 @@ def computing(virtual: VirtualTime, factor: float) -> telemetry.Profile:
         virtual.hold(rng.uniform(0.002, 0.006) * factor)
         return number
 
-    return virtual.profile(waits("fetch", 0.006, concurrency=4) >> decode >> half, 300)
+    return virtual.profile(waits("fetch", 0.006, concurrency=4) >> decode >> plain, 300)
 
 
 def in_threads(virtual: VirtualTime, factor: float) -> telemetry.Profile:
@@ -514,9 +485,7 @@ def test_it_predicts_a_map_over_a_list(virtual: VirtualTime, runs: str, before_s
 
         async def call(own: engine.Engine, service: engine.Service[[int], list[int]], share: int) -> None:
             if runs == "in a stream":
-                async with own.stream((mapped(number) for number in range(share * 3)), max_in_flight=3) as results:
-                    async for _ in results:
-                        pass
+                await values_of(own.stream((mapped(number) for number in range(share * 3)), max_in_flight=3))
             for number in range(0 if runs == "in a stream" else share):
                 await (service(number) if runs == "deployed" else own.run(mapped(number)))
 
@@ -540,13 +509,13 @@ def test_it_predicts_a_map_over_a_list(virtual: VirtualTime, runs: str, before_s
 
 def test_what_cannot_be_predicted_says_why(virtual: VirtualTime) -> None:
     fetch = waits("fetch", 0.01)
-    other = fetch >> half
+    other = fetch >> plain
     profile = virtual.run(lambda: profile_of_runs([ps.graph(fetch)(1), other(1)]))
     for name, options, told in (
         ("fetsch", {}, "no node 'fetsch' ran while the profile was taken; these nodes did: 'fetch'"),
-        ("fetch", {}, "several graphs have a node 'fetch': say which, with graph= one of 'fetch', 'fetch_to_half'"),
-        ("fetch", {"graph": "fetch_to_half", "concurrency": 0}, "at least 1"),
-        ("fetch", {"graph": "fetch_to_half", "concurrency": 1}, "node 'fetch' has no concurrency= of its own"),
+        ("fetch", {}, "several graphs have a node 'fetch': say which, with graph= one of 'fetch', 'fetch_to_plain'"),
+        ("fetch", {"graph": "fetch_to_plain", "concurrency": 0}, "at least 1"),
+        ("fetch", {"graph": "fetch_to_plain", "concurrency": 1}, "node 'fetch' has no concurrency= of its own"),
     ):
         with pytest.raises(ValueError, match=told):
             profile.what_if(name, **{"concurrency": 2, **options})

@@ -53,8 +53,9 @@ async def profile_of_runs(calls: Iterable[ps.Call[Any]], *, pause_seconds: float
     return profile
 
 
-def node_of(profile: telemetry.Profile, name: str) -> telemetry.NodeProfile:
-    [found] = [node for node in profile.nodes if node.node == name]
+def node_of(of: Any, name: str) -> Any:
+    """Returns what a profile or a look tells of a node."""
+    [found] = [node for node in of.nodes if node.node == name]
     return found
 
 
@@ -69,34 +70,20 @@ def waits(name: str, seconds: float, **policy: Any) -> Any:
     return ps.node(**policy)(wait)
 
 
-class Clock:
-    """The time of a virtual loop, if one runs, and the times that handlers on any loop or thread claim to take."""
-
-    def __init__(self) -> None:
-        self.taken = 0.0
-        self._lock = threading.Lock()
-
-    def __call__(self) -> float:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return self.taken
-        return self.taken + (loop.time() if isinstance(loop, testing.VirtualClockLoop) else 0.0)
-
-    def take(self, seconds: float) -> None:
-        with self._lock:
-            self.taken += seconds
-
-
 class VirtualTime:
-    """The time of a virtual loop, also for handlers that hold the loop, and for threads of an Engine."""
+    """The time of a virtual loop, also for handlers that hold the loop, and for threads of an Engine.
+
+    On a loop that `run` has not made, `hold` changes the time that profiles are told, and no other.
+    """
 
     def __init__(self) -> None:
         self._loop: testing.VirtualClockLoop | None = None
         self._asleep = 0
+        self._held_seconds = 0.0
 
     def __call__(self) -> float:
-        return 0.0 if self._loop is None else self._loop.time()
+        loop = self._loop or asyncio._get_running_loop()
+        return self._held_seconds + (loop.time() if isinstance(loop, testing.VirtualClockLoop) else 0.0)
 
     def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run `main()` on a new virtual loop."""
@@ -123,8 +110,10 @@ class VirtualTime:
 
     def hold(self, seconds: float) -> None:
         """Hold the event loop for a time."""
-        assert self._loop is not None
-        self._loop._clock.now_seconds += seconds
+        if self._loop is None:
+            self._held_seconds += seconds
+        else:
+            self._loop._clock.now_seconds += seconds
 
     def hold_thread(self, seconds: float) -> None:
         """Hold a thread of a pool for a time."""
