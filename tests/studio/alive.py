@@ -1,6 +1,6 @@
 """A program that exposes itself and runs graphs for the page: all kinds of steps, and names that look like code.
 
-    python -m tests.studio.alive SOCKET [kinds | moves | many | hostile | scopes | saved]
+    python -m tests.studio.alive SOCKET [kinds | moves | many | hostile | scopes | saved | chew]
 
 It reads lines: of "moves", each line is the name of the node that is slow from then on.
 """
@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
 
 import penstock as ps
 from penstock import data, engine, telemetry
+from tests.kit import paused, same
 
 # --- kinds: every box that a drawing can have ---
 
@@ -37,12 +37,7 @@ async def less(number: int) -> int:
     return number - 1
 
 
-@ps.node
-async def spare(number: int) -> int:
-    return number
-
-
-@ps.node(failover=spare)
+@ps.node(failover=same)
 async def risky(number: int) -> int:
     if number % 3 == 0:
         raise ConnectionError(f"<b>secret {number}</b>")
@@ -140,49 +135,33 @@ def listen() -> None:
         slow.add(line.strip())
 
 
-# --- saved: a training with snapshots, and a stream that knows its length ---
+# --- chew: the node `slow` limits, and half of its items fail ---
 
 
-@ps.node
-class Trainer:
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def state(self) -> int:
-        return self.steps
-
-    def restore(self, state: int) -> None:
-        self.steps = state
-
-    async def __call__(self, record: data.Record[int]) -> int:
-        await asyncio.sleep(0.002)
-        self.steps += 1
-        return record.value
+@ps.node(name="slow", concurrency=2)
+async def slowly(number: int) -> int:
+    await asyncio.sleep(0.004)
+    if number % 2:
+        raise ValueError(number)
+    return number
 
 
-trainer = Trainer()
-NUMBERS = range(1_000_000)
+# --- saved: a training with snapshots ---
 
 
-@ps.graph
+@ps.node(stateless=True)
 async def train(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]:
-    return ps.map_each(trainer, records >> data.read(NUMBERS))
+    async for record in records:
+        await asyncio.sleep(0.002)
+        yield record.index
 
 
 async def run_saved() -> None:
     checkpoint = ps.Checkpoint(f"{sys.argv[1]}.snapshots", every_seconds=0.3)
-
-    async def one_training() -> None:
-        async with engine.stream(train(data.order(NUMBERS)), checkpoint=checkpoint) as losses:
-            async for _ in losses:
-                pass
-
-    async def one_stream() -> None:
-        async with engine.stream([moves(number) for number in range(100_000)]) as results:
-            async for _ in results:
-                pass
-
-    await asyncio.gather(one_training(), one_stream())
+    training = ps.graph(train)
+    async with engine.stream(training(data.order(range(1_000_000))), checkpoint=checkpoint) as losses:
+        async for _ in losses:
+            pass
 
 
 # --- many: 300 steps in a graph ---
@@ -221,6 +200,8 @@ def tenant(number: int) -> str:
 
 
 async def serve_hostile() -> None:
+    from opentelemetry.sdk.trace import TracerProvider  # which the other programs do not need
+
     trace.set_tracer_provider(TracerProvider())
     async with engine.deploy(hostile, key=tenant) as service:
 
@@ -237,11 +218,11 @@ async def run(kind: str) -> None:
         await serve_hostile()
     if kind == "saved":
         await run_saved()
-    graph = {"kinds": kinds, "moves": moves, "many": many, "scopes": moves}[kind]
+    graph = {"kinds": kinds, "moves": moves, "many": many, "scopes": moves, "chew": paused >> slowly}[kind]
 
     async def calls() -> AsyncIterator[ps.Call[int]]:
         for number in itertools.count(20):
-            if kind != "moves":
+            if kind not in ("moves", "chew"):
                 await asyncio.sleep(0.2)
             yield graph(number)
 

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Any
 
 # Debian's name first. If the browser has another name, a path may be given.
@@ -54,9 +53,7 @@ class Browser:
     def __enter__(self) -> "Browser":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._session = None
         try:
             self.send("Browser.close")

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 
@@ -18,22 +17,20 @@ class Studio:
 
     def __init__(self, *arguments: str | Path) -> None:
         command = [sys.executable, "-m", "penstock", "studio", *map(str, arguments)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.address = self._process.stdout.readline().strip()
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
         base, _, self.token = self.address.partition("/#")
         self.port = int(base.rpartition(":")[2])
 
     def __enter__(self) -> "Studio":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._process.terminate()
-        assert self._process.stdout is not None
-        with self._process.stdout:
-            assert self._process.wait(30) == 0
+    def __exit__(self, *exc_info: object) -> None:
+        self.process.terminate()
+        assert self.process.stdout is not None
+        with self.process.stdout:
+            assert self.process.wait(30) == 0
 
     def ask(
         self, path: str, *, method: str = "GET", token: str | None = None, host: str = "127.0.0.1"

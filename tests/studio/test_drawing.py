@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import combinations
 from textwrap import dedent
 from xml.etree import ElementTree
 
@@ -174,8 +175,7 @@ def test_a_node_without_readers_does_not_seem_to_lead_on() -> None:
 
 
 def test_too_many_rails_become_a_list_of_what_is_read() -> None:
-    many = "\n".join(f"n{n} < x" for n in range(30))
-    lines = to_text(draw("g", f"?x\n{many}\njoin < {' '.join(f'n{n}' for n in range(30))}")).splitlines()
+    lines = to_text(fan_of(30)).splitlines()
     assert lines[3] == "•  n0     ← x"
     assert lines[-1].endswith("… 16 more")
     assert max(map(len, lines)) <= 100
@@ -224,23 +224,18 @@ def test_bodies_that_would_bury_their_graph_are_counted() -> None:
 
 
 def line_of(length: int) -> Drawing:
-    steps = (DrawnNode(str(n), "step", inputs=(DrawnEdge(str(n - 1)),)) for n in range(1, length))
-    return Drawing("line", (DrawnNode("0", "start"), *steps))
+    return draw("line", "\n".join(["0:start", *(f"{n}:step < {n - 1}" for n in range(1, length))]))
 
 
 def fan_of(width: int) -> Drawing:
     names = [f"n{n}" for n in range(width)]
-    middle = (DrawnNode(name, name, inputs=(DrawnEdge("x"),)) for name in names)
-    return Drawing(
-        "fan", (DrawnNode("x", "x"), *middle, DrawnNode("join", "join", inputs=tuple(map(DrawnEdge, names))))
-    )
+    return draw("fan", "\n".join(["?x", *(f"{name} < x" for name in names), f"join < {' '.join(names)}"]))
 
 
 def nested(depth: int) -> Drawing:
-    drawing = Drawing("innermost", (DrawnNode("x", "x"),))
+    drawing = draw("innermost", "x")
     for _ in range(depth):
-        nodes = (DrawnNode("x", "x"), DrawnNode("c", "cond", kind="control", inputs=(DrawnEdge("x"),)))
-        drawing = Drawing("then", nodes, (("c", drawing),))
+        drawing = draw("then", "x\n!c:cond < x", ("c", drawing))
     return drawing
 
 
@@ -352,15 +347,9 @@ def test_parts_of_a_large_graph_keep_each_step_and_each_edge(drawing: Drawing, f
     to_svg(whole)  # refuses a cycle of edges
 
 
-@pytest.mark.parametrize(
-    ("steps", "found"),
-    [
-        ([f"{at} < {at - 1}" for at in range(1, 300)], 16),
-        ([f"{at} < 0" for at in range(1, 300)] + [f"300 < {' '.join(map(str, range(1, 300)))}"], 17),
-    ],
-)
-def test_a_row_and_a_wide_graph_become_few_boxes(steps: list[str], found: int) -> None:
-    whole, _ = in_parts(draw("large", "\n".join(["?0", *steps])))
+@pytest.mark.parametrize(("large", "found"), [(line_of(300), 15), (fan_of(299), 17)], ids=["row", "wide"])
+def test_a_row_and_a_wide_graph_become_few_boxes(large: Drawing, found: int) -> None:
+    whole, _ = in_parts(large)
     assert len(whole.nodes) == found
 
 
@@ -446,11 +435,9 @@ def test_svg_has_every_node_and_edge_and_no_box_on_another(drawing: Drawing) -> 
     assert sorted(boxes) == sorted(node.label for node in drawing.nodes)
     for source, target in edges_of(drawing):
         assert boxes[source][3] < boxes[target][1]  # downwards
-    placed = list(boxes.values())
-    for at, (left, top, right, bottom) in enumerate(placed):
-        for other_left, other_top, other_right, other_bottom in placed[:at]:
-            apart = right <= other_left or other_right <= left or bottom <= other_top or other_bottom <= top
-            assert apart
+    for one, other in combinations(boxes.values(), 2):
+        (left, top, right, bottom), (other_left, other_top, other_right, other_bottom) = one, other
+        assert right <= other_left or other_right <= left or bottom <= other_top or other_bottom <= top
     edges = {path.findtext(f"{SVG}title") for path in ElementTree.fromstring(svg).iter(f"{SVG}path")} - {None}
     assert edges == {f"{source} → {target}" for source, target in edges_of(drawing)}
 

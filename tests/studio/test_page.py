@@ -1,6 +1,5 @@
 """A profile as a page: its content, read without a browser."""
 
-import asyncio
 import json
 import re
 from html.parser import HTMLParser
@@ -14,7 +13,8 @@ from penstock import engine, telemetry
 from penstock.studio.drawing import svg
 from penstock.studio.page import page as page_module
 from penstock.telemetry import DeviceSlice
-from tests.kit import measured
+from tests.kit import measured, paused, plain
+from tests.telemetry.virtual_time import waits
 
 NASTY = "</script><script>alert(\"1\")</script><b a='x'>&amp;"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -67,26 +67,13 @@ def classes(attributes: dict[str, str | None]) -> list[str]:
     return (attributes.get("class") or "").split()
 
 
-@ps.node
-async def fetch(number: int) -> int:
-    await asyncio.sleep(0)
-    return number
-
-
-@ps.node(concurrency=2)
-async def decode(number: int) -> int:
-    await asyncio.sleep(0.002)
-    return number
+fetch, decode = paused.with_policy(name="fetch"), waits("decode", 0.002, concurrency=2)
+count = plain.with_policy(name="count")
 
 
 @ps.node
 def odd(number: int) -> bool:
     return bool(number % 2)
-
-
-@ps.node
-def count(number: int) -> int:
-    return number
 
 
 @ps.node

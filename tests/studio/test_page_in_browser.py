@@ -1,7 +1,6 @@
 """The page of a profile in a browser: it shows the profile, and reacts to clicks and keys."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,9 @@ import pytest
 import penstock as ps
 from penstock import engine, telemetry
 from penstock.telemetry import DeviceSlice
+from tests.kit import measured
 from tests.packages import needs_package
+from tests.telemetry.virtual_time import waits
 
 from .browser import Browser, installed
 from .test_page import count, fetch, profiled
@@ -21,10 +22,7 @@ ITEMS = 12
 WARM = {False: "rgb(194, 65, 12)", True: "rgb(255, 146, 87)"}
 
 
-@ps.node(concurrency=1)
-async def decode(number: int) -> int:
-    await asyncio.sleep(0.005)
-    return number
+decode = waits("decode", 0.005, concurrency=1)
 
 
 @ps.graph
@@ -37,54 +35,39 @@ async def again(number: int) -> int:
     return count(await fetch(number))
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    async def run() -> telemetry.Profile:
-        with telemetry.profile() as profile:
-            _ = [one async for one in engine.stream(measure(number) for number in range(ITEMS))]
-            began = profile._recorder._began
-            frames = tuple(one.frame for one in profile.timeline.slices[:2] if one.frame is not None)
-            profile._recorder.device_worked(
-                DeviceSlice("compute", "gpu:0", "decode", began, began + 0.01, 2, 4, 0.5, frames)
-            )
-        return profile
-
-    path = tmp_path_factory.mktemp("page") / "profile.html"
-    asyncio.run(run()).to_html(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def of_two_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "two.html"
-    asyncio.run(profiled(measure, again, items=3)).to_html(path)
-    return path
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    assert _PROGRAM is not None
-    with Browser(_PROGRAM, tmp_path) as found:
-        yield found
+async def profiled_with_a_device() -> telemetry.Profile:
+    with telemetry.profile() as profile:
+        _ = [one async for one in engine.stream(measure(number) for number in range(ITEMS))]
+        began = profile._recorder._began
+        frames = tuple(one.frame for one in profile.timeline.slices[:2] if one.frame is not None)
+        profile._recorder.device_worked(
+            DeviceSlice("compute", "gpu:0", "decode", began, began + 0.01, 2, 4, 0.5, frames)
+        )
+    return profile
 
 
 # One test, as a browser takes seconds to start; each thing that it checks has a function with a name.
 @pytest.mark.timeout(180)
-def test_the_page_shows_itself_and_obeys(browser: Browser, page: Path, of_two_graphs: Path) -> None:
-    for dark in (False, True):
-        browser.open(page, dark=dark)
-        the_bottleneck_is_highlighted(browser, WARM[dark])
-        everything_is_drawn(browser)
-    the_theme_is_switched(browser)
-    the_table_is_sorted(browser)
-    the_timeline_zooms_and_moves(browser)
-    an_item_is_followed(browser)
-    a_new_size_is_drawn_at_once(browser)
-    nothing_is_wider_than_a_narrow_window(browser, page)
-    assert browser.complaints() == []
-    assert browser.requests() == [page.as_uri()]
-    browser.open(of_two_graphs)
-    the_nodes_of_each_graph_are_sorted(browser)
+def test_the_page_shows_itself_and_obeys(tmp_path: Path) -> None:
+    assert _PROGRAM is not None
+    page, of_two_graphs = tmp_path / "profile.html", tmp_path / "two.html"
+    asyncio.run(measured(profiled_with_a_device, "places")).to_html(page)
+    asyncio.run(profiled(measure, again, items=3)).to_html(of_two_graphs)
+    with Browser(_PROGRAM, tmp_path) as browser:
+        for dark in (False, True):
+            browser.open(page, dark=dark)
+            the_bottleneck_is_highlighted(browser, WARM[dark])
+            everything_is_drawn(browser)
+        the_theme_is_switched(browser)
+        the_table_is_sorted(browser)
+        the_timeline_zooms_and_moves(browser)
+        an_item_is_followed(browser)
+        a_new_size_is_drawn_at_once(browser)
+        nothing_is_wider_than_a_narrow_window(browser, page)
+        assert browser.complaints() == []
+        assert browser.requests() == [page.as_uri()]
+        browser.open(of_two_graphs)
+        the_nodes_of_each_graph_are_sorted(browser)
 
 
 def the_bottleneck_is_highlighted(browser: Browser, warm: str) -> None:

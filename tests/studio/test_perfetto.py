@@ -28,17 +28,16 @@ async def measure(number: int) -> int:
     return plain(await decode(await fetch(number)))
 
 
-def read(path: Path) -> Trace:
-    [found] = path.parent.iterdir()  # and no temporary file
+def written(profile: telemetry.Profile, folder: Path) -> Trace:
+    profile.to_perfetto(folder / "trace.json")
+    [found] = folder.iterdir()  # and no temporary file
     return Trace(found.read_text(encoding="utf-8"))
 
 
 async def test_nodes_are_tracks_items_are_flows_and_inboxes_are_counters(tmp_path: Path) -> None:
     with telemetry.profile() as profile:
         _ = [one async for one in engine.stream(measure(number) for number in range(20))]
-    path = tmp_path / "trace.json"
-    profile.to_perfetto(path)
-    found = read(path)
+    found = written(profile, tmp_path)
     by_node: dict[str, list[Any]] = {}
     for (process, _), slices in found.slices.items():
         assert process == "measure"
@@ -117,9 +116,7 @@ def test_a_trace_has_the_newest_and_says_how_many_it_lacks(tmp_path: Path, monke
             profile._recorder.executed("g", "n", [(1e9 + number, 1e9 + number + 0.5, number, number)] * 2)
             profile._recorder.depth_changed("g", "n", [(1e9 + number, 1)])
             profile._recorder.device_worked(DeviceSlice("compute", "cpu:0", "n", 1e9 + number, 1e9 + number + 0.5))
-    path = tmp_path / "trace.json"
-    profile.to_perfetto(path)
-    found = read(path)
+    found = written(profile, tmp_path)
     assert [one["args"]["item"] for one in found.slices["g", "n"]] == [*range(25, 30)]
     assert (found.facts["dropped_slices"], found.facts["dropped_depths"]) == (50, 26)
     assert found.facts["dropped_device_slices"] == 27

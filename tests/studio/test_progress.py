@@ -8,7 +8,7 @@ import sys
 import termios
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ import penstock as ps
 from penstock import engine
 from penstock.engine.call_stream import length_of
 from penstock.studio.progress import words
+from tests.kit import numbers, values_of
 
 
 @ps.graph
@@ -28,11 +29,7 @@ async def checked(number: int) -> int:
     return number
 
 
-@ps.graph
-@ps.node
-async def counted(number: int) -> AsyncIterator[int]:
-    for value in range(number):
-        yield value
+counted = ps.graph(numbers)
 
 
 class Screen:
@@ -86,26 +83,20 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
     found.close()
 
 
-async def numbers(calls: Iterable[ps.Call[int]], *, progress: bool = True, **options: Any) -> list[int]:
-    async with engine.stream(calls, progress=progress, **options) as results:
-        return [number async for number in results]
-
-
-async def values(call: ps.Call[AsyncIterator[int]]) -> list[int]:
-    async with engine.stream(call, progress=True) as stream:
-        return [value async for value in stream]
+async def read(calls: Any, *, progress: bool = True, **options: Any) -> list[int]:
+    return await values_of(engine.stream(calls, progress=progress, **options))
 
 
 async def test_the_bar_ends_with_what_was_done(screen: Screen) -> None:
     screen.attach()
-    assert len(await numbers([checked(number) for number in range(20)], on_error="skip")) == 16
+    assert len(await read([checked(number) for number in range(20)], on_error="skip")) == 16
     assert re.fullmatch(r"checked ━+ 20/20  [\d,.]+/s  4 failed", screen.last())
-    await numbers((checked(number) for number in range(3)), ordered=False)  # without a length
+    await read((checked(number) for number in range(3)), ordered=False)  # without a length
     assert re.fullmatch(r"checked ━+ 3  [\d,.]+/s", screen.last())
-    assert await values(counted(7)) == [*range(7)]  # values of one call
-    assert re.fullmatch(r"counted ━+ 7  [\d,.]+/s", screen.last())
+    assert await read(counted(7)) == [*range(7)]  # values of one call
+    assert re.fullmatch(r"numbers ━+ 7  [\d,.]+/s", screen.last())
     with pytest.raises(ValueError, match="3"):
-        await numbers([checked(number) for number in range(4)], max_in_flight=1)
+        await read([checked(number) for number in range(4)], max_in_flight=1)
     assert "4/4" in screen.last()
 
 
@@ -116,7 +107,7 @@ async def test_a_name_that_would_drive_the_terminal_is_shown_escaped(screen: Scr
     evil.__name__ = "a\x1b]0;title\x07\nb"
     graph = ps.graph(evil)
     screen.attach()
-    await numbers([graph(number) for number in range(3)])
+    await read([graph(number) for number in range(3)])
     assert screen.last().startswith("a\\x1b]0;title\\x07 b ━")
 
 
@@ -176,7 +167,7 @@ async def test_values_of_a_source_with_a_length_have_a_total_and_the_time_left(s
         gate.set()
         assert [value async for value in stream] == [5]
     assert re.fullmatch(r"filtered ━+ 6/6  [\d,.]+/s", screen.last())
-    assert await values(filtered(Numbers(2))) == [1]  # read before the bar looks
+    assert await read(filtered(Numbers(2))) == [1]  # read before the bar looks
     assert re.fullmatch(r"filtered ━+ 2/2  [\d,.]+/s", screen.last())
 
 
@@ -185,20 +176,19 @@ async def test_streams_of_a_service_have_one_too(screen: Screen) -> None:
     async with engine.deploy(counted, checked) as service:
         assert await service.map([checked(1), checked(2)], progress=True) == [1, 2]
         assert screen.last().startswith("checked ━")
-        async with service.stream(counted(2), progress=True) as stream:
-            assert [value async for value in stream] == [0, 1]
-        assert screen.last().startswith("counted ━")
+        assert await values_of(service.stream(counted(2), progress=True)) == [0, 1]
+        assert screen.last().startswith("numbers ━")
 
 
 async def test_bars_of_streams_that_run_together_stand_below_each_other(screen: Screen) -> None:
     screen.attach()
     async with engine.stream([checked(1), checked(2)], progress=True) as one:
         assert await anext(one) == 1
-        assert await values(counted(2)) == [0, 1]
+        assert await read(counted(2)) == [0, 1]
         assert await anext(one) == 2
     lines = [line.strip() for line in screen.shown().splitlines()]
     assert any(re.match("checked ━+ 2/2", line) for line in lines[-2:])
-    assert any(re.match("counted ━+ 2 ", line) for line in lines[-2:])
+    assert any(re.match("numbers ━+ 2 ", line) for line in lines[-2:])
     assert len([thread for thread in threading.enumerate() if thread.name == "penstock-progress"]) == 0
 
 
@@ -225,11 +215,7 @@ async def test_a_cancel_ends_it(screen: Screen) -> None:
         await asyncio.Event().wait()
         yield checked(1)
 
-    async def read() -> None:
-        async with engine.stream(forever(), progress=True) as results:
-            await anext(results)
-
-    task = asyncio.create_task(read())
+    task = asyncio.create_task(read(forever()))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -255,13 +241,7 @@ async def test_a_stream_that_never_begins_shows_nothing(screen: Screen) -> None:
 async def test_a_terminal_that_is_stopped_stops_no_loop(screen: Screen) -> None:
     screen.attach()
     termios.tcflow(screen.slave, termios.TCOOFF)  # Ctrl-S
-    read: list[int] = []
-
-    async def read_all() -> None:
-        async with engine.stream([checked(1), checked(2)], progress=True) as results:
-            read.extend([number async for number in results])
-
-    task = asyncio.create_task(read_all())
+    task = asyncio.create_task(read([checked(1), checked(2)]))
     try:
         while True:  # until it is closing: all has been read
             await asyncio.sleep(0)
@@ -272,8 +252,7 @@ async def test_a_terminal_that_is_stopped_stops_no_loop(screen: Screen) -> None:
         assert not task.done()
     finally:
         termios.tcflow(screen.slave, termios.TCOON)
-    await task
-    assert read == [1, 2]
+    assert await task == [1, 2]
 
 
 async def test_what_the_program_prints_stays_where_it_belongs(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,10 +281,10 @@ def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_elsewhere_than_on_a_terminal_it_is_silent_and_needs_no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     output = io.StringIO()
     monkeypatch.setattr(sys, "stderr", output)
-    assert await numbers([checked(1), checked(2)]) == [1, 2]
+    assert await read([checked(1), checked(2)]) == [1, 2]
     assert output.getvalue() == ""
     monkeypatch.setattr(sys, "stderr", None)
-    assert await numbers([checked(1)]) == [1]
+    assert await read([checked(1)]) == [1]
 
 
 @pytest.mark.usefixtures("without_rich")
@@ -313,7 +292,7 @@ async def test_on_a_terminal_without_rich_it_names_the_extra(screen: Screen) -> 
     screen.attach()
     with pytest.raises(ps.MissingExtraError, match=r'pip install "penstock\[rich\]"'):
         engine.stream([checked(1)], progress=True)
-    assert await numbers([checked(1)], progress=False) == [1]
+    assert await read([checked(1)], progress=False) == [1]
 
 
 class Broken:

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock import engine
 from penstock.engine import ActorStatistics, ChannelStatistics, Drawing, DrawnEdge, DrawnNode
 from penstock.studio.drawing import to_dot, to_mermaid, to_svg, to_text
-from penstock.testing import wait_quiescent
+from tests.kit import begun, numbers, outcomes
 
 
 @ps.node(concurrency=2, capacity=4)
@@ -61,10 +61,6 @@ def lines_of(service: object) -> list[str]:
     return re.sub(r" {2,}", "  ", re.sub(r"over <?[\d.]+ s", "over ~", text)).splitlines()
 
 
-async def ended(calls: list[asyncio.Task[str]]) -> list[str | BaseException]:
-    return await asyncio.gather(*calls, return_exceptions=True)
-
-
 WAITING = """
 service  ready
 calls  0 completed, 0 failed, 0 cancelled, 0 expired, ~/s over ~
@@ -95,14 +91,12 @@ each
 async def test_each_graph_is_drawn_with_the_load_of_its_nodes() -> None:
     gate = asyncio.Event()
     async with engine.deploy(report, each) as service:
-        calls = [asyncio.create_task(service(gate, number)) for number in range(5)]
-        await wait_quiescent()
+        calls = await begun(*(service(gate, number) for number in range(5)))
         waiting = lines_of(service)
         gate.set()
-        results = await ended(calls)
+        assert await outcomes(*calls) == [ValueError, "0.5", "1.0", "1.5", "2.0"]
         assert await service.run(each([1, 2, 3])) == [2, 4, 6]
         done = lines_of(service)
-    assert isinstance(results[0], ValueError)
     assert waiting == WAITING.strip().splitlines()
     assert [line.split("●")[1] for line in done if "●" in line] == [
         "─╯  fetch  inbox 0/4  in flight 0/2  4 done  1 failed ~/s  ← gate, number  2 at once",
@@ -120,15 +114,9 @@ async def test_what_the_planner_dropped_or_merged_is_not_drawn() -> None:
     assert [line for line in drawn if "twice" in line] == ["●  twice  inbox 0/16  in flight 0  1 done ~/s  pure"]
 
 
-@ps.node
-async def count_to(number: int) -> AsyncIterator[int]:
-    for each_number in range(number):
-        yield each_number
-
-
 @ps.graph
 async def counting(number: int) -> AsyncIterator[int]:
-    return ps.map_each(twice, count_to(number))
+    return ps.map_each(twice, numbers(number))
 
 
 async def test_a_graph_that_gives_a_stream_is_drawn_with_its_loads() -> None:
@@ -138,7 +126,7 @@ async def test_a_graph_that_gives_a_stream_is_drawn_with_its_loads() -> None:
             now = stream.statistics()
         drawn = lines_of(service)
     assert [line for line in drawn if "●  twice" in line] == ["│  ●  twice  inbox 0  in flight 0  3 done ~/s  pure"]
-    assert all(" 1 done ~/s " in line for line in drawn if "count_to" in line)
+    assert all(" 1 done ~/s " in line for line in drawn if "numbers" in line)
     assert now.elapsed_seconds is not None
     assert now.actors_elapsed_seconds is not None
     assert now.elapsed_seconds < now.actors_elapsed_seconds

@@ -42,7 +42,7 @@ class Shown:
 
     def app(self, kind: str) -> "AbstractContextManager[subprocess.Popen[str]]":
         """Runs a program of `alive` until the end of a `with` block."""
-        return exposed(self.folder / f"{kind}.sock", "tests.studio.alive", kind)
+        return exposed(self.folder / f"{kind}.sock", kind)
 
     def open(self, kind: str, **options: Any) -> Browser:
         """Open the page anew, and choose a graph."""
