@@ -13,29 +13,22 @@ import pytest
 
 import penstock as ps
 from penstock import data, engine, testing
+from tests.kit import counted
 
 opened: list[int] = []
 
 
+@ps.graph
 @ps.node(capacity=8)
-async def batches(count: int, size: int) -> AsyncIterator[dict[str, Any]]:
+async def feed(count: int, size: int) -> AsyncIterator[dict[str, Any]]:
     opened.append(count)
     for _ in range(count):
         await asyncio.sleep(0)
         yield {"x": np.zeros((size, 3)), "y": np.zeros(size)}
 
 
-@ps.graph
-async def feed(count: int, size: int) -> AsyncIterator[dict[str, Any]]:
-    return batches(count, size)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_opened() -> None:
-    opened.clear()
-
-
 async def test_each_run_starts_the_call_anew_and_counts_what_comes_after_the_warm_up() -> None:
+    opened.clear()
     found = await data.benchmark(feed(50, 32), warmup_items=5, items=20, repeats=3)
     assert opened == [50, 50, 50]
     assert [(run.items, run.examples) for run in found.runs] == [(20, 640)] * 3
@@ -51,18 +44,12 @@ async def test_each_run_starts_the_call_anew_and_counts_what_comes_after_the_war
 
 
 async def test_what_was_prefetched_is_not_counted() -> None:
-    @ps.node(capacity=16)
-    async def prefetched(count: int) -> AsyncIterator[list[int]]:
-        for number in range(count):
-            await asyncio.sleep(0)
-            yield [number]
-
-    async with engine.stream(ps.graph(prefetched)(60)) as stream:
+    async with engine.stream(ps.graph(counted)(60)) as stream:
         await testing.wait_quiescent()  # the buffer is full, and the generator has one more value
         found = await data.benchmark(stream, warmup_items=1, items=20, repeats=1)
         assert found.runs[0].uncounted >= 17
         # The benchmark has left the stream open, so it can be read on.
-        assert await anext(stream) == [found.runs[0].uncounted + 20]
+        assert await anext(stream) == found.runs[0].uncounted + 20
 
 
 async def test_a_reader_that_never_has_to_wait_counts_in_the_end_and_a_feed_that_ends_early_as_far_as_it_goes() -> None:

@@ -1,4 +1,7 @@
-"""`.ci/run` installs the Debian packages that tests need, so that no test is skipped; releases and workflows."""
+"""`.ci/run` installs the Debian packages that tests need, so that no test is skipped; releases and workflows.
+
+Constraint files pin exact versions, and do not say from which index the versions came.
+"""
 
 import contextlib
 import os
@@ -87,6 +90,28 @@ def test_every_package_is_one_that_a_test_needs() -> None:
 WORKFLOWS = {path.stem: path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION = PROJECT["version"]
+PIN = re.compile(r"[a-z0-9-]+==[0-9][0-9a-z.+!]*")
+CONSTRAINTS = [ROOT / "constraints.txt", *sorted(ROOT.glob("tests/backends/constraints*.txt"))]
+
+
+def requirements(path: Path) -> list[str]:
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("path", CONSTRAINTS, ids=lambda path: path.name)
+def test_constraints_are_names_and_versions_only(path: Path) -> None:
+    assert [line for line in requirements(path) if not PIN.fullmatch(line)] == []
+    assert "://" not in path.read_text()
+
+
+def test_every_tool_of_the_extras_is_pinned() -> None:
+    wanted = [*PROJECT["dependencies"]]
+    for extra in ("dev", "demo", "docs", "kafka", "otlp", "postgres", "rich", "serving", "uvloop"):
+        wanted += PROJECT["optional-dependencies"][extra]
+    names = {re.split(r"[\[<>=!;]", line)[0] for line in wanted} - {"penstock"}
+    pinned = {line.split("==")[0] for line in requirements(ROOT / "constraints.txt")}
+    assert names - pinned == set()
 
 
 def test_workflows_test_each_python_and_publish_what_was_tried_on_each() -> None:

@@ -154,9 +154,10 @@ def test_what_a_class_shows_is_found() -> None:
     assert shown_by(Shown) == {"annotated", "slot", "assigned", "computed", "inside"}
 
 
-def test_what_a_public_class_shows_has_a_docstring() -> None:
+def test_what_is_public_and_what_a_public_class_shows_has_a_docstring() -> None:
+    assert [name for name, value in (CLASSES | FUNCTIONS).items() if not value.__doc__] == []
+    assert [module for module in MODULES if not module.__doc__] == []
     for name, kind in CLASSES.items():
-        assert kind.__doc__, name
         members = members_in_the_reference(name) - section(kind, "Attributes")
         assert [member for member in members if not inspect.getdoc(inspect.getattr_static(kind, member))] == [], name
 

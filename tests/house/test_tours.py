@@ -1,6 +1,7 @@
-"""The tours of docs/explanation/architecture.md list the files that a recorded call passes, in the order of the call.
+"""The tours and tables of docs/explanation/architecture.md match the code.
 
-After a change that moves code, the failing test prints the new tours.
+Tours list the files that a recorded call passes, in the order of the call. After a change that moves code, the failing
+test prints the new tours. The tables tell how a step runs.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import gc
 import re
 import sys
 import threading
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -19,7 +20,14 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import engine
+from penstock import cluster, engine
+from penstock.actors import attempts
+from penstock.actors.attempts import HedgeBudget, hedged
+from penstock.actors.execution import Bound
+from penstock.actors.policy import Policy
+from penstock.devices import elsewhere, executor
+from penstock.engine import executions
+from penstock.engine.node import Execution
 
 SOURCE = f"{Path(engine.__file__).parents[1]}/"
 WARMING_CALLS = 16  # calls during which a node is watched
@@ -189,3 +197,57 @@ async def test_a_tour_passes_the_files_that_a_recorded_call_passes(title: str) -
         found = await TOURS[title](recorder)
     difference = "\n".join(difflib.ndiff(shown(written(title)).splitlines(), shown(found).splitlines()))
     assert written(title) == found, f'change this in {PAGE.name}, under "{title}":\n\n{difference}'
+
+
+# --- Tables ---
+
+# Layers around the result of `compose`; and the layer in place of a hedge, as no node has both.
+OUTSIDE, INSTEAD_OF_A_HEDGE = ["in_input_order", "traced"], ["through_gate"]
+
+
+def rows(first: str) -> list[list[str]]:
+    """Return the cells of the table whose first heading is `first`."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith(f"| {first} |")) + 2
+    found: list[list[str]] = []
+    while lines[at].startswith("|"):
+        found.append(lines[at].strip("| ").split(" | "))
+        at += 1
+    return found
+
+
+def layers(run: Any) -> Iterator[str]:
+    """Yield the names of the functions that made a layer and the layers inside it."""
+    while run is not None:
+        yield run.__qualname__.partition(".")[0]
+        inside = dict(zip(run.__code__.co_freevars, run.__closure__ or (), strict=True)).get("run")
+        run = None if inside is None else inside.cell_contents
+
+
+async def never(attempt: Any) -> None:
+    raise NotImplementedError
+
+
+def subclasses(of: type) -> set[str]:
+    found = [one for one in of.__subclasses__() if one.__module__.startswith("penstock.")]
+    return {one.__name__ for one in found}.union(*(subclasses(one) for one in found))
+
+
+def test_the_layers_of_a_policy_are_those_of_the_table() -> None:
+    policy = Policy(timeout_seconds=1, retry=ps.Retry(2), fallback=lambda error: None, hedge=ps.Hedge(after_seconds=1))
+    *outer, innermost = layers(attempts.compose(policy, (hedged(1, HedgeBudget(1)),), never))
+    assert [row[0].strip("`") for row in rows("layer")] == [*OUTSIDE, *outer, *INSTEAD_OF_A_HEDGE, innermost]
+
+
+def test_a_node_without_a_policy_has_no_stack_of_its_own() -> None:
+    assert attempts.compose(Policy()) is attempts.compose(Policy())
+
+
+def test_the_executions_are_those_of_the_table() -> None:
+    table = rows("execution")
+    named = {name for row in table for name in re.findall(r"`(\w+)`", row[1])}
+    ours = {cls for cls in subclasses(Bound) if cls not in {"CacheSite", "_InBodies", "_Intercepted"}}
+    assert named == ours
+    known = {one for one in vars(executions).values() if isinstance(one, type) and issubclass(one, Execution)}
+    known |= {executor.DeviceExecutor, cluster.Workers, elsewhere.GatheredHere}
+    assert {row[0].strip("`") for row in table} == {one.__name__ for one in known}

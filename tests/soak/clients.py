@@ -93,21 +93,11 @@ class Clients:
 
     def _enter(self) -> None:
         rng, page = self._rng, self._rng.randrange(_PAGES)
-        kind = rng.random()
-        call: Callable[[], Coroutine[Any, Any, bool]]
-        if kind < 0.45:
-            call = partial(self._call, answer(page))
-        elif kind < 0.60:
-            call = partial(self._call, rank(page))
-        elif kind < 0.70:
-            call = partial(self._call, book(page))
-        elif kind < 0.73:
-            call = partial(self._call, heavy(page))
-        elif kind < 0.97:
-            call = partial(self._chat, page)
-        else:
+        [graph] = rng.choices((answer, rank, book, heavy, chat, None), (45, 15, 10, 3, 24, 3))
+        if graph is None:
             self._add(self._pipeline(page))
             return
+        call = partial(self._chat, page) if graph is chat else partial(self._call, graph(page))
         task = self._add(self.ledger.follow(call))
         if rng.random() < 0.06:  # the connection breaks
             asyncio.get_running_loop().call_later(rng.expovariate(30), task.cancel)

@@ -1,7 +1,6 @@
 """`penstock.testing.faults`: the effect of each fault at each point, its moment, and that no fault stays installed."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from penstock.actors import loop_host, processes
 from penstock.engine import wiring
 from penstock.testing import faults
 from tests.bad_days.process_nodes import square
-from tests.kit import model, same
+from tests.kit import actor, model, numbers, outcomes_of, same, values_of
 
 POINTS: tuple[faults.Point, ...] = ("actor.start", "node.call", "worker.process")
 
@@ -32,15 +31,13 @@ def in_thread(x: int) -> int:
     return x + 1
 
 
-@ps.node
-class Doubler(ps.Actor[int, int]):
-    async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
-        while True:
-            work = await inbox.get()
-            work.finish(2 * work.value)
+async def doubler(inbox: Any) -> None:
+    while True:
+        work = await inbox.get()
+        work.finish(2 * work.value)
 
 
-doubler = Doubler()
+in_loop = actor(doubler)
 
 
 @ps.graph
@@ -51,26 +48,23 @@ async def line(x: int) -> int:
 squared, threaded, store = ps.graph(square), ps.graph(in_thread), model()
 
 
-@pytest.mark.parametrize("node", ["same", "double", "negate", "in_thread", "Model", "Doubler"])
+@pytest.mark.parametrize("node", ["same", "double", "negate", "in_thread", "Model", "doubler"])
 async def test_an_injected_error_is_the_outcome_of_that_item(node: str) -> None:
-    everything = line >> in_thread >> store >> doubler
+    everything = line >> in_thread >> store >> in_loop
     with faults.inject("node.call", faults.Raise(OSError("down")), node=node, at=3) as injected:
-        async with engine.stream((everything(x) for x in range(5)), max_in_flight=1) as results:
-            outcomes = [outcome async for outcome in results.outcomes()]
+        outcomes = await outcomes_of(engine.stream((everything(x) for x in range(5)), max_in_flight=1))
     assert [outcome.value if outcome.error is None else repr(outcome.error) for outcome in outcomes] == [
         2, -2, "OSError('down')", -10, -14,
     ]  # fmt: skip
-    assert (
-        f"in node {node!r} of graph 'line_to_in_thread_to_Model_to_Doubler', item 2" in outcomes[2].error.__notes__[0]
-    )  # type: ignore[union-attr]
+    place = f"in node {node!r} of graph 'line_to_in_thread_to_Model_to_doubler', item 2"
+    assert place in outcomes[2].error.__notes__[0]  # type: ignore[union-attr]
     assert list(injected) == [faults.Injection("node.call", node, 3)]
     assert injected.passes == 5
 
 
 async def test_each_injection_raises_an_exception_of_its_own() -> None:
     with faults.inject("node.call", faults.Raise(OSError("down")), node=same):
-        async with engine.stream(line(x) for x in range(3)) as results:
-            errors = [outcome.error async for outcome in results.outcomes()]
+        errors = [outcome.error for outcome in await outcomes_of(engine.stream(line(x) for x in range(3)))]
     assert [type(error) for error in errors] == [OSError] * 3
     assert len(set(map(id, errors))) == 3
 
@@ -91,15 +85,10 @@ async def test_a_node_in_a_process_raises_before_it_is_sent() -> None:
 
 
 async def test_a_generator_raises_before_its_first_value_and_is_tried_again() -> None:
-    @ps.node(retry=ps.Retry(attempts=2, backoff_seconds=0))
-    async def count(x: int) -> AsyncIterator[int]:
-        for number in range(x):
-            yield number
-
+    count = numbers.with_policy(name="count", retry=ps.Retry(attempts=2, backoff_seconds=0))
     counting = ps.graph(count)
-
     with faults.inject("node.call", faults.Raise(OSError("down")), node=count, at=[1, 3, 4]) as injected:
-        assert [number async for number in engine.stream(counting(3))] == [0, 1, 2]
+        assert await values_of(engine.stream(counting(3))) == [0, 1, 2]
         with pytest.raises(OSError, match="down"):
             await anext(engine.stream(counting(3)))
     assert injected.passes == 4
@@ -124,9 +113,9 @@ def test_a_delay_waits_in_virtual_time() -> None:
     testing.run_virtual(main)
 
 
-@pytest.mark.parametrize("node", ["Model", "Doubler"])
+@pytest.mark.parametrize("node", ["Model", "doubler"])
 async def test_a_stateful_node_does_not_start(node: str) -> None:
-    graph = ps.graph(store if node == "Model" else doubler)
+    graph = ps.graph(store if node == "Model" else in_loop)
     with faults.inject("actor.start", faults.Raise(OSError("no disk")), node=node, at=1) as injected:
         with pytest.raises(OSError, match="no disk") as raised:
             async with engine.deploy(graph):
@@ -138,21 +127,18 @@ async def test_a_stateful_node_does_not_start(node: str) -> None:
     assert [one.node for one in injected] == [node]
 
 
-@ps.node
-class Counter(ps.StreamActor[int, int]):
-    async def loop(self, inbox: ps.Inbox[ps.StreamWork[int, int]], /) -> None:
+async def test_a_stream_of_an_actor_that_owns_its_loop_fails_before_it_gets_there() -> None:
+    async def repeat(inbox: Any) -> None:
         while True:
             work = await inbox.get()
             work.put_nowait(work.value)
             work.finish()
 
-
-async def test_a_stream_of_an_actor_that_owns_its_loop_fails_before_it_gets_there() -> None:
-    counter = Counter()
+    counter = actor(repeat, ps.StreamActor)
     counted_in_loop = ps.graph(counter)
     with faults.inject("node.call", faults.Raise(OSError("down")), node=counter, at=2):
         async with engine.deploy(counted_in_loop) as service:
-            assert [x async for x in service.stream(counted_in_loop(3))] == [3]
+            assert await values_of(service.stream(counted_in_loop(3))) == [3]
             with pytest.raises(OSError, match="down"):
                 await anext(service.stream(counted_in_loop(3)))
 
@@ -194,13 +180,13 @@ async def test_a_call_site_is_told_by_its_number() -> None:
 
 
 async def test_probability_follows_its_seed() -> None:
-    async def numbers(seed: int) -> list[int]:
+    async def failed(seed: int) -> list[int]:
         with faults.inject("node.call", faults.Raise(OSError), probability=0.3, seed=seed, node=same) as injected:
-            async with engine.stream((line(x) for x in range(40)), on_error="skip") as results:
-                assert len([x async for x in results]) == 40 - len(injected)
+            results = await values_of(engine.stream((line(x) for x in range(40)), on_error="skip"))
+            assert len(results) == 40 - len(injected)
         return [one.number for one in injected]
 
-    assert await numbers(1) == await numbers(1) != await numbers(2)
+    assert await failed(1) == await failed(1) != await failed(2)
 
 
 async def test_a_fault_that_never_happened_is_an_error_unless_it_is_optional() -> None:
@@ -258,8 +244,7 @@ async def test_a_graph_that_has_run_before_meets_faults_and_forgets_them() -> No
 
 async def test_faults_in_threads_are_counted_exactly() -> None:
     with faults.inject("node.call", faults.Delay(0), node=in_thread, every=2) as injected:
-        async with engine.stream((threaded(x) for x in range(200)), max_in_flight=16) as results:
-            assert len([x async for x in results]) == 200
+        assert len(await values_of(engine.stream((threaded(x) for x in range(200)), max_in_flight=16))) == 200
     assert (injected.passes, len(injected)) == (200, 100)
 
 

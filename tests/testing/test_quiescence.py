@@ -65,10 +65,7 @@ async def several_may_wait() -> None:
             await asyncio.sleep(0)
         order.append("work")
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(wait("a"))
-        group.create_task(work())
-        group.create_task(wait("b"))
+    await asyncio.gather(wait("a"), work(), wait("b"))
     assert order[0] == "work"
     assert sorted(order[1:]) == ["a", "b"]
 

@@ -17,9 +17,7 @@ async def three_tasks() -> str:
             steps.append(name)
             await asyncio.sleep(0)
 
-    async with asyncio.TaskGroup() as group:
-        for name in "abc":
-            group.create_task(walk(name))
+    await asyncio.gather(*map(walk, "abc"))
     return "".join(steps)
 
 
@@ -45,11 +43,10 @@ def test_tasks_that_wake_together_come_in_any_order() -> None:
             await event.wait()
             woken.append(name)
 
-        async with asyncio.TaskGroup() as group:
-            for name in "abc":
-                group.create_task(wait(name))
-            await asyncio.sleep(1)
-            event.set()
+        waiting = asyncio.gather(*map(wait, "abc"))
+        await asyncio.sleep(1)
+        event.set()
+        await waiting
         return "".join(woken)
 
     assert set(interleavings(main, count=100)) == {"".join(order) for order in itertools.permutations("abc")}
@@ -123,12 +120,11 @@ def test_a_step_never_overtakes_a_callback_registered_before_it() -> None:
             seen.append(bool(marks))
 
         futures: list[asyncio.Future[None]] = [loop.create_future() for _ in range(5)]
-        async with asyncio.TaskGroup() as group:
-            for future in futures:
-                group.create_task(waiter(future))
-            await asyncio.sleep(1)
-            for future in futures:
-                future.set_result(None)
+        waiting = asyncio.gather(*map(waiter, futures))
+        await asyncio.sleep(1)
+        for future in futures:
+            future.set_result(None)
+        await waiting
         return all(seen)
 
     assert all(interleavings(main, count=100))
@@ -142,9 +138,7 @@ def test_timers_are_virtual_and_part_of_the_replay() -> None:
             await asyncio.sleep(seconds)
             woken.append((asyncio.get_running_loop().time(), name))
 
-        async with asyncio.TaskGroup() as group:
-            for name, seconds in (("a", 60.0), ("b", 60.0), ("c", 5.0)):
-                group.create_task(sleeper(name, seconds))
+        await asyncio.gather(sleeper("a", 60.0), sleeper("b", 60.0), sleeper("c", 5.0))
         return tuple(woken)
 
     assert set(interleavings(main, count=50)) == {
@@ -169,9 +163,7 @@ async def lost_update() -> None:
         await asyncio.sleep(0)
         await deposit()
 
-    async with asyncio.TaskGroup() as group:
-        for task in (deposit(), deposit_later(), deposit_later()):
-            group.create_task(task)
+    await asyncio.gather(deposit(), deposit_later(), deposit_later())
     assert balance == 3
 
 
