@@ -169,8 +169,8 @@ async def test_an_error_that_no_reader_comes_to_is_logged() -> None:
     @ps.node(name="numbers")
     async def fails_when_it_closes() -> AsyncIterator[int]:
         try:
-            yield 0
-            yield 1
+            for number in range(99):
+                yield number
         finally:
             raise OSError("not closed")
 
