@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -140,6 +140,7 @@ def shown(results: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("on_error", ["skip", "return"])
 @given(numbers=st.lists(st.integers(0, 9)), concurrency=st.integers(1, 5))
+@settings(max_examples=settings().max_examples // 2)  # an example plans two graphs
 def test_a_bad_item_does_not_end_the_whole(on_error: OnError, numbers: list[int], concurrency: int) -> None:
     @ps.node
     async def each() -> AsyncIterator[int]:

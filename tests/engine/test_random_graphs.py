@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import structlog
-from hypothesis import given, note
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -118,6 +118,7 @@ def effects_of(made: list[Made]) -> list[Made]:
 
 
 @given(program=programs())
+@settings(max_examples=settings().max_examples // 2)
 def test_without_ordered_effects_a_step_waits_for_data_alone(program: Program) -> None:
     plan = engine.plan(define(program, Counter()))
     has_effects = any(map(is_ordered, program.lines))
