@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import penstock as ps
-from penstock import engine, testing
-from tests.kit import Gate, virtual
+from penstock import engine
+from tests.kit import Gate, begun, values_of, virtual
 from tests.promises.exploring import Explorer, random_of_loop
 from tests.promises.scenario import Boom, World
 from tests.promises.ways import as_stream
@@ -44,8 +44,7 @@ def test_promise_3_every_inbox_is_first_in_first_out(explore: Explorer) -> None:
             return note
 
         line = noting(concurrency=1, capacity=2) >> noting(concurrency=1, capacity=1) >> noting(concurrency=3)
-        async with engine.stream((line(item) for item in range(20)), max_in_flight=8, ordered=False) as results:
-            out = [item async for item in results]
+        out = await values_of(engine.stream(map(line, range(20)), max_in_flight=8, ordered=False))
         assert begun == 3 * [list(range(20))]
         assert sorted(out) == list(range(20))
 
@@ -56,13 +55,12 @@ def test_promise_3_every_inbox_is_first_in_first_out(explore: Explorer) -> None:
 async def test_promise_3_an_inbox_gives_higher_priorities_first_and_is_fair_within_one() -> None:
     gate = Gate()
     call = gate.graph(concurrency=1)
-    async with engine.deploy(call) as service, asyncio.TaskGroup() as group:
-        group.create_task(service.run(call((0, 0)), priority=0))  # takes the only place
-        await testing.wait_quiescent()
-        for number, priority in enumerate([1, 0, 2, 1, -1, 2], 1):
-            group.create_task(service.run(call((priority, number)), priority=priority))
-            await testing.wait_quiescent()
+    async with engine.deploy(call) as service:
+        calls = await begun(service((0, 0)))  # takes the only place
+        items = [(priority, number) for number, priority in enumerate([1, 0, 2, 1, -1, 2], 1)]
+        calls += await begun(*(service.run(call(item), priority=item[0]) for item in items))
         gate.open()
+        await asyncio.gather(*calls)
     assert gate.came == [(0, 0), (2, 3), (2, 6), (1, 1), (1, 4), (0, 2), (-1, 5)]
 
 
@@ -74,8 +72,7 @@ async def test_promise_3_completion_order_on_request() -> None:
         await asyncio.sleep(seconds)
         return seconds
 
-    async with engine.stream((wait(seconds) for seconds in (5, 3, 4, 1, 2)), ordered=False) as results:
-        assert [seconds async for seconds in results] == [1, 2, 3, 4, 5]
+    assert await values_of(engine.stream(map(wait, (5, 3, 4, 1, 2)), ordered=False)) == [1, 2, 3, 4, 5]
 
 
 @virtual
@@ -90,8 +87,7 @@ async def test_promise_3_a_slow_first_item_with_a_full_window_does_not_stall() -
         finished.append(item)
         return item
 
-    async with engine.stream((work(item) for item in range(20)), max_in_flight=8) as results:
-        assert [item async for item in results] == list(range(20))
+    assert await values_of(engine.stream(map(work, range(20)), max_in_flight=8)) == list(range(20))
     assert finished[:8] == [1, 2, 3, 4, 5, 6, 7, 0]
 
 

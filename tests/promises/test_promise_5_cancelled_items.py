@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gate
+from tests.kit import Gate, begun, outcomes
 
 
 class Token:
@@ -34,10 +34,7 @@ async def test_promise_5_a_queued_item_frees_its_place_its_values_and_the_produc
         return found.depth, found.waiting_putters
 
     async with engine.deploy(make >> narrow) as service:
-        calls = []
-        for item in range(4):
-            calls.append(asyncio.create_task(service(item)))
-            await testing.wait_quiescent()
+        calls = await begun(*map(service, range(4)))
         assert (gate.came, inbox()) == ([0], (1, 2))  # 1 is queued; 2 and 3 wait before the inbox
         calls[1].cancel()
         await testing.wait_quiescent()
@@ -48,10 +45,8 @@ async def test_promise_5_a_queued_item_frees_its_place_its_values_and_the_produc
         await testing.wait_quiescent()
         assert tokens[3]() is None
         gate.open()
-        assert [await calls[0], await calls[2]] == [0, 2]
+        assert await outcomes(*calls) == [0, asyncio.CancelledError, 2, asyncio.CancelledError]
         assert gate.came == [0, 2]
-        await asyncio.wait(calls)
-        assert [call.cancelled() for call in calls] == [False, True, False, True]
     actors = {actor.node: actor for actor in service.statistics().actors}
     assert actors["narrow"].completed == 2
     assert actors["narrow"].in_flight == actors["make"].in_flight == 0
@@ -60,28 +55,24 @@ async def test_promise_5_a_queued_item_frees_its_place_its_values_and_the_produc
 async def test_promise_5_a_caller_in_the_admission_queue_frees_its_place_at_once() -> None:
     gate = Gate()
     async with engine.deploy(gate.graph(), max_in_flight=1, max_queue=1) as service:
-        first = asyncio.create_task(service(1))
-        await testing.wait_quiescent()
-        second = asyncio.create_task(service(2))
-        await testing.wait_quiescent()
+        first, second = await begun(service(1), service(2))
         with pytest.raises(ps.Overloaded):
             await service(3)
         second.cancel()
         await testing.wait_quiescent()
         assert service.statistics().admission.queued == 0
-        fourth = asyncio.create_task(service(4))
-        await testing.wait_quiescent()
+        [fourth] = await begun(service(4))
         gate.open()
         assert [await first, await fourth] == [1, 4]
 
 
 async def test_promise_5_a_running_item_keeps_its_place_until_it_has_unwound() -> None:
     unwinding, go_on = asyncio.Event(), asyncio.Event()
-    begun: list[int] = []
+    came: list[int] = []
 
     @ps.node(concurrency=1)
     async def narrow(item: int) -> int:
-        begun.append(item)
+        came.append(item)
         if item == 1:
             try:
                 await asyncio.Event().wait()
@@ -91,19 +82,15 @@ async def test_promise_5_a_running_item_keeps_its_place_until_it_has_unwound() -
         return item
 
     async with engine.deploy(ps.graph(narrow), max_in_flight=4) as service:
-        first = asyncio.create_task(service(1))
-        await testing.wait_quiescent()
-        second = asyncio.create_task(service(2))
-        await testing.wait_quiescent()
+        first, second = await begun(service(1), service(2))
         first.cancel()
         await unwinding.wait()
         await testing.wait_quiescent()
-        assert begun == [1]  # the place is still taken
+        assert came == [1]  # the place is still taken
         assert service.statistics().admission.in_flight == 2
         go_on.set()
         assert await second == 2
-        with contextlib.suppress(asyncio.CancelledError):
-            await first
+        await asyncio.wait([first])
         assert service.statistics().cancelled == 1
 
 
@@ -112,32 +99,28 @@ async def test_promise_5_no_remedy_begins_for_an_item_whose_handler_makes_anothe
     remedy: str,
 ) -> None:
     """Task groups of Python 3.11 raise another error if one of their tasks has already failed."""
-    begun: list[str] = []
-    waits = asyncio.Event()
+    came: list[str] = []
 
     async def other(item: int) -> int:
-        begun.append(remedy)
+        came.append(remedy)
         return item
 
     policies = {"retry": ps.Retry(3), "fallback": other, "failover": ps.node(other)}
 
     @ps.node(**{remedy: policies[remedy]})
     async def asks(item: int) -> int:
-        begun.append("asks")
+        came.append("asks")
         try:
-            if not waits.is_set():
-                waits.set()
+            if came == ["asks"]:
                 await asyncio.Event().wait()
         except asyncio.CancelledError:
             raise OSError("the peer is gone") from None
         return item
 
-    caller = asyncio.create_task(engine.run(ps.graph(asks)(1)))
-    await waits.wait()
+    [caller] = await begun(engine.run(ps.graph(asks)(1)))
     caller.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await caller
-    assert begun == ["asks"]
+    assert await outcomes(caller) == [asyncio.CancelledError]
+    assert came == ["asks"]
 
 
 async def test_promise_5_a_late_result_is_discarded() -> None:
@@ -151,11 +134,9 @@ async def test_promise_5_a_late_result_is_discarded() -> None:
         return x
 
     async with engine.deploy(stubborn >> after.node()) as service:
-        call = asyncio.create_task(service(1))
-        await testing.wait_quiescent()
+        [call] = await begun(service(1))
         call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
+        assert await outcomes(call) == [asyncio.CancelledError]
     assert after.came == []
     assert (service.statistics().completed, service.statistics().cancelled) == (0, 1)
 
@@ -173,10 +154,8 @@ async def test_promise_5_the_late_result_of_a_thread_is_discarded() -> None:
             call = asyncio.create_task(service(1))
             await gate.has()
             call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call  # the caller is released at once
-            second = asyncio.create_task(service(2))
-            await testing.wait_quiescent()
+            assert await outcomes(call) == [asyncio.CancelledError]  # the caller is released at once
+            [second] = await begun(service(2))
             assert not second.done()  # the thread keeps the only place until it returns
             gate.open()
             assert await second == 2

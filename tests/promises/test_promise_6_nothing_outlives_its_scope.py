@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import model
+from tests.kit import begun, model, outcomes
 from tests.promises.exploring import Explorer
 from tests.promises.scenario import Injected, World
 
@@ -29,20 +29,18 @@ async def fail(x: float) -> float:
     raise LookupError(x)
 
 
-@ps.node
-class Stateful:
-    async def __aenter__(self) -> "Stateful":
-        self.beat = asyncio.create_task(asyncio.sleep(1000))
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.beat.cancel()
-
-    async def __call__(self, x: float) -> float:
-        return x
+beats: list[asyncio.Task[None]] = []
 
 
-stateful = Stateful()
+async def begin_a_beat() -> None:
+    beats.append(asyncio.create_task(asyncio.sleep(1000)))
+
+
+async def end_a_beat() -> None:
+    beats.pop().cancel()
+
+
+stateful = model(enter=begin_a_beat, leave=end_a_beat)
 
 
 @ps.graph
@@ -156,11 +154,9 @@ async def test_promise_6_no_task_outlives_a_run(scheduler) -> None:
     with pytest.raises(TimeoutError):
         await engine.run(busy(60), scheduler=scheduler, timeout_seconds=0.01)
     assert not others()
-    cancelled = asyncio.create_task(engine.run(busy(60), scheduler=scheduler))
-    await testing.wait_quiescent()
+    [cancelled] = await begun(engine.run(busy(60), scheduler=scheduler))
     cancelled.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await cancelled
+    assert await outcomes(cancelled) == [asyncio.CancelledError]
     assert not others()
 
 
@@ -184,13 +180,10 @@ async def test_promise_6_no_task_outlives_a_stream() -> None:
 async def test_promise_6_no_task_outlives_a_deployment() -> None:
     async with engine.deploy(busy, failing) as service:
         await service(0)
-        calls = [asyncio.create_task(service(60)) for _ in range(3)]
-        await testing.wait_quiescent()
+        calls = await begun(*map(service, [60] * 3))
         await service.abort()
         assert not others() - set(calls)
-        for call in calls:
-            with pytest.raises(ps.EngineClosedError):
-                await call
+        assert await outcomes(*calls) == [ps.EngineClosedError] * 3
     assert not others()
 
 
@@ -253,16 +246,14 @@ def test_promise_6_resources_are_closed_once_whatever_is_cancelled_and_reloaded_
 
         async def use_all(own: engine.Engine) -> None:
             async with own.deploy(work, max_in_flight=4) as service:
-                calls = [asyncio.create_task(service(number)) for number in range(12)]
-                calls += [asyncio.create_task(own.run(work(number))) for number in range(12)]
-                calls += [asyncio.create_task(engine.run(work(number))) for number in range(12)]
+                runs = (service.run, own.run, engine.run)
+                calls = [asyncio.create_task(run(work(number))) for run in runs for number in range(12)]
                 reloads = [asyncio.create_task(service.reload(line)) for _ in range(2)]
                 await cancel_some(calls)
-                results = await asyncio.gather(*calls, return_exceptions=True)
+                results = await outcomes(*calls)
                 await asyncio.gather(*reloads)
-            expected = [*range(12)] * 3
-            for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
-                assert result == wanted or (number % 3 == 0 and isinstance(result, asyncio.CancelledError))
+            for number, result in enumerate(results):
+                assert result == number % 12 or (number % 3 == 0 and result is asyncio.CancelledError)
 
         async with engine.Engine() as own:
             await use_all(own)

@@ -1,6 +1,7 @@
 """Promise 7: nothing in the engine blocks the event loop."""
 
 import asyncio
+import itertools
 import threading
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gate, added, same
+from tests.kit import Gate, added, same, values_of
 from tests.promises.exploring import Explorer, random_of_loop
 
 
@@ -96,8 +97,6 @@ def many(x: int) -> list[int]:
 
 
 hops = never_waits >> never_waits >> further >> added >> narrow
-
-
 plain_hops = further >> added
 
 
@@ -114,13 +113,7 @@ async def refuses(x: int) -> int:
     raise ValueError(x)
 
 
-@ps.graph
-async def failing_hops(x: int) -> int:
-    for _ in range(8):
-        x = await never_waits(x)
-    return await refuses(x)
-
-
+failing_hops = line_hops >> refuses
 mixed_hops = never_waits >> waits >> never_waits
 
 
@@ -144,11 +137,10 @@ def test_promise_7_the_loop_gets_its_turn_after_256_hops_at_most(explore: Explor
         with turns.watched():
             if rng.random() < 0.8:
                 options: Any = {"ordered": rng.random() < 0.5, "max_in_flight": rng.choice([2, 16, 64])}
-                async with engine.stream((graph(0) for _ in range(size)), **options) as results:
-                    assert len([result async for result in results]) == size
+                assert len(await values_of(engine.stream(map(graph, [0] * size), **options))) == size
             else:
                 async with engine.deploy(graph, max_in_flight=16) as service:
-                    await asyncio.gather(*(service(0) for _ in range(size // 8)))
+                    await asyncio.gather(*map(service, [0] * (size // 8)))
         levels = 2 if graph in (looping_hops, mapping_hops) else 1  # a loop has two levels: the graph, and the body
         assert turns.most <= 256 * levels, f"{turns.most} handlers ran between two turns, in {graph.name!r}"
         return turns.most
@@ -157,27 +149,10 @@ def test_promise_7_the_loop_gets_its_turn_after_256_hops_at_most(explore: Explor
 
 
 async def test_promise_7_items_that_fail_at_the_end_of_a_line_give_the_loop_its_turn() -> None:
-    calls = (failing_hops(0) for _ in range(100))
-    async with engine.stream(calls, max_in_flight=100, on_error="skip") as results:
-        with turns.watched():
-            assert [result async for result in results] == []
+    calls = map(failing_hops, [0] * 100)
+    with turns.watched():
+        assert await values_of(engine.stream(calls, max_in_flight=100, on_error="skip")) == []
     assert 100 < turns.most <= 256
-
-
-class Down:
-    """A class with state, all of whose calls fail at once."""
-
-    async def __call__(self, x: int) -> int:
-        turns.count()
-        raise OSError(x)
-
-
-@ps.node
-async def last(values: AsyncIterator[int]) -> int:
-    return [value async for value in values][-1]
-
-
-RETRIES = {"retry": ps.Retry(attempts=20), "fallback": lambda _: 7}
 
 
 def _fails(x: int) -> int:
@@ -189,39 +164,45 @@ async def _afails(x: int) -> int:
     return _fails(x)
 
 
-async def _fails_as_a_stream(x: int) -> AsyncIterator[int]:
+class Down:
+    """A class with state, all of whose calls fail at once."""
+
+    async def __call__(self, x: int) -> int:
+        return _fails(x)
+
+
+RETRIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "plain": (_fails, {}), "async": (_afails, {}), "class": (Down, {}),
+    "wait": (_afails, {"retry": ps.Retry(attempts=20, wait=lambda error, attempt: 0)}),
+    "timeout": (_afails, {"timeout_seconds": 60}),
+    "hedge": (_afails, {"hedge": ps.Hedge(after_seconds=60)}),
+    "cache": (_afails, {"cache": ps.Cache(max_bytes=1_000, ttl_seconds=1)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RETRIES)
+async def test_promise_7_every_retry_gives_the_loop_its_turn(kind: str) -> None:
+    """This holds also for a retry without a pause, after an attempt that never waited."""
+    handler, more = RETRIES[kind]
+    down: Any = ps.node(**{"retry": ps.Retry(attempts=20), "fallback": lambda _: 7, **more})(handler)
+    with turns.watched():
+        assert await engine.run(ps.graph(down() if kind == "class" else down)(1)) == 7
+    assert turns.most == 1
+
+
+@ps.node(retry=ps.Retry(attempts=20))
+async def fails_as_a_stream(x: int) -> AsyncIterator[int]:
     yield _fails(x)
 
 
-@pytest.mark.parametrize("kind", ["plain", "async", "wait", "timeout", "hedge", "cache", "class", "stream"])
-async def test_promise_7_every_retry_gives_the_loop_its_turn(kind: str) -> None:
-    """This holds also for a retry without a pause, after an attempt that never waited."""
-    more: dict[str, Any] = {
-        "timeout": {"timeout_seconds": 60},
-        "wait": {"retry": ps.Retry(attempts=20, wait=lambda error, attempt: 0)},
-        "hedge": {"hedge": ps.Hedge(after_seconds=60)},
-        "cache": {"cache": ps.Cache(max_bytes=1_000, ttl_seconds=1)},
-        "stream": {"retry": ps.Retry(attempts=20)},
-    }
-    policy = {**RETRIES, **more.get(kind, {})}
-    if kind == "stream":
-        del policy["fallback"]
-    kinds: dict[str, Any] = {"plain": _fails, "class": Down, "stream": _fails_as_a_stream}
-    made: Any = ps.node(**policy)(kinds.get(kind, _afails))
-    down = made() if kind == "class" else made
+@ps.node
+async def last(values: AsyncIterator[int]) -> int:
+    return [value async for value in values][-1]
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        if kind == "stream":
-            return await last(down(x))
-        return down(x) if kind == "plain" else await down(x)
 
-    with turns.watched():
-        if kind == "stream":
-            with pytest.raises(OSError, match="1"):
-                await engine.run(graph(1))
-        else:
-            assert await engine.run(graph(1)) == 7
+async def test_promise_7_every_retry_of_a_stream_gives_the_loop_its_turn() -> None:
+    with turns.watched(), pytest.raises(OSError, match="1"):
+        await engine.run((fails_as_a_stream >> last)(1))
     assert turns.most == 1
 
 
@@ -308,18 +289,7 @@ async def test_promise_7_a_pipeline_that_never_waits_gives_the_loop_its_turn() -
     """A long chain, or an endless source of items that never suspend, does not keep a timer from its turn."""
     line = same >> same >> same
 
-    def endless():
-        x = 0
-        while True:
-            yield line(x)
-            x += 1
-
-    async def read() -> None:
-        async with engine.stream(endless()) as results:
-            async for _ in results:
-                pass
-
-    reading = asyncio.create_task(read())
+    reading = asyncio.create_task(values_of(engine.stream(map(line, itertools.count()))))
     await asyncio.sleep(0.01)  # stands for any timer of the program
     reading.cancel()
     await asyncio.wait([reading])
@@ -342,6 +312,5 @@ async def test_promise_7_a_source_that_fills_a_wide_inbox_gives_the_loop_its_tur
             yield wide(x)
 
     with turns.watched():
-        async with engine.stream(calls(), max_in_flight=1000) as results:
-            assert [x async for x in results] == list(range(1000))
+        assert await values_of(engine.stream(calls(), max_in_flight=1000)) == list(range(1000))
     assert 0 < turns.most <= 64

@@ -26,17 +26,17 @@ async def as_stream(world: World, items: list[Item], *, ordered: bool | None = N
     world.statistics = stream.statistics()
 
 
-async def as_calls(world: World, items: list[Item], *, disturbed: bool = True) -> None:
+async def as_calls(world: World, items: list[Item]) -> None:
     """Run the items as calls of a deployment; some callers leave, some have deadlines, and some are refused."""
     queue: dict[str, Any] = {"max_queue": 5} if world.rng.random() < 0.4 else {}
     async with engine.deploy(world.shape.graph, max_in_flight=world.max_in_flight, **queue) as service:
-        await call_all(world, items, service, disturbed=disturbed)
+        await call_all(world, items, service)
     world.statistics = service.statistics()
 
 
-async def as_runs(world: World, items: list[Item], *, disturbed: bool = True) -> None:
+async def as_runs(world: World, items: list[Item]) -> None:
     """Run the items with `engine.run`, all at once; some callers leave, and some have deadlines."""
-    await call_all(world, items, engine, disturbed=disturbed)
+    await call_all(world, items, engine)
 
 
 async def as_both(world: World, items: list[Item]) -> None:
@@ -47,7 +47,7 @@ async def as_both(world: World, items: list[Item]) -> None:
         engine.deploy(world.shape.graph, max_in_flight=world.max_in_flight) as service,
         asyncio.TaskGroup() as group,
     ):
-        group.create_task(call_all(world, items[half:], service, disturbed=True))
+        group.create_task(call_all(world, items[half:], service))
         calls = (world.shape.graph(item) for item in items[:half])
         async with service.stream(calls, max_in_flight=2, ordered=ordered) as stream:
             await _read(world, stream, items[:half])
@@ -66,13 +66,13 @@ async def _read(world: World, stream: engine.Stream[Any], items: list[Item]) -> 
             await asyncio.sleep(0.4)
 
 
-async def call_all(world: World, items: list[Item], runner: Any, *, disturbed: bool) -> None:
+async def call_all(world: World, items: list[Item], runner: Any) -> None:
     submitted: set[int] = set()
     is_service = runner is not engine
 
     async def call(item: Item) -> None:
         options: dict[str, Any] = {}
-        if disturbed and world.rng.random() < 0.2:
+        if world.rng.random() < 0.2:
             options["timeout_seconds"] = world.rng.choice([0.25, 0.75, 1.5])
         if is_service and world.rng.random() < 0.3:
             options["priority"] = world.rng.choice([-1, 1])
@@ -100,5 +100,5 @@ async def call_all(world: World, items: list[Item], runner: Any, *, disturbed: b
     async with asyncio.TaskGroup() as group:
         for item in items:
             task = group.create_task(call(item))
-            if disturbed and world.rng.random() < 0.3:
+            if world.rng.random() < 0.3:
                 group.create_task(canceller(task, item.index, world.rng.randrange(12)))
