@@ -172,20 +172,21 @@ def program(function: str = "main") -> str:
     return f"import asyncio, sys; from tests.saving import agents; asyncio.run(agents.{function}(*sys.argv[1:]))"
 
 
+async def turn(state: State) -> State:
+    """Prints its number, and then does what the environment says."""
+    say(f"turn {state.turn}")
+    if os.environ.get("DIE_IN") == str(state.turn):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ.get("STOP_IN") == str(state.turn):
+        await asyncio.sleep(3600)
+    word = f"word{state.turn}"
+    if os.environ.get("ASK_IN") == str(state.turn):
+        word = await ps.interrupt(f"what comes in turn {state.turn}?")
+    return next_state(state, word)
+
+
 async def main(file: str, key: str, answer: str | None = None) -> None:
     """Runs the agent; prints each turn that runs, and then the outcome."""
-
-    async def turn(state: State) -> State:
-        say(f"turn {state.turn}")
-        if os.environ.get("DIE_IN") == str(state.turn):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if os.environ.get("STOP_IN") == str(state.turn):
-            await asyncio.sleep(3600)
-        word = f"word{state.turn}"
-        if os.environ.get("ASK_IN") == str(state.turn):
-            word = await ps.interrupt(f"what comes in turn {state.turn}?")
-        return next_state(state, word)
-
     graph = agent(durable_in(file), turn)
     given: dict[str, Any] = {} if answer is None else {"answer": answer}
     try:
@@ -198,31 +199,15 @@ async def main(file: str, key: str, answer: str | None = None) -> None:
 
 async def resume_all(file: str) -> None:
     """Resumes all keys; prints each turn that runs, and each key that failed."""
-
-    async def turn(state: State) -> State:
-        say(f"turn {state.turn}")
-        return next_state(state, f"word{state.turn}")
-
     async with engine.deploy(agent(durable_in(file), turn)) as service:
         say(f"left {await service.resume_all()}")
 
 
 async def fork(file: str) -> None:
     """Runs one loop here, one in a forked child while the file is open here, and another one here."""
-
-    async def turn(state: State) -> State:
-        return next_state(state, f"word{state.turn}")
-
-    graph = agent(durable_in(file), turn)
-    await engine.run(graph("q"), durable_key="before")
-
-    def in_child() -> None:
-        say(f"child {asyncio.run(engine_run())}")
-
-    async def engine_run() -> str:
-        return await engine.run(graph("q"), durable_key="child")
-
-    child = multiprocessing.get_context("fork").Process(target=in_child)
+    job = Job(Path(file))
+    await job.run("before")
+    child = multiprocessing.get_context("fork").Process(target=lambda: say(f"child {asyncio.run(job.run('child'))}"))
     child.start()
     await asyncio.to_thread(child.join)
-    say(f"parent {await engine.run(graph('q'), durable_key='after')}")
+    say(f"parent {await job.run('after')}")

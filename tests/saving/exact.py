@@ -1,14 +1,19 @@
-"""Interrupted runs are compared to the last bit, to a type, and to the order of the axes of an array."""
+"""Interrupted runs are compared to the last bit, to a type, and to the order of the axes of an array.
 
+Also parts of saved calls: sources and stages that tell their state.
+"""
+
+import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 import penstock as ps
-from penstock import engine
+from penstock import data, engine
 
 
 class Keeping:
@@ -21,6 +26,99 @@ class Keeping:
 
     def restore(self, state: Any) -> None:
         self.held = state
+
+
+class Lines(Keeping):
+    """An iterator over a sequence, which can tell and restore its position."""
+
+    def __init__(self, values: Sequence[Any] = range(40)) -> None:
+        self.values = values
+        self.held = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if self.held == len(self.values):
+            raise StopIteration
+        self.held += 1
+        return self.values[self.held - 1]
+
+
+@ps.node
+class Counting(Keeping):
+    """A class that is a source."""
+
+    def __init__(self, last: int = 60) -> None:
+        self.last = last
+        self.held = 0
+
+    async def __call__(self) -> AsyncIterator[float]:
+        while self.held < self.last:
+            self.held += 1
+            yield self.held / 3
+
+
+@ps.node
+class Triples(Keeping):
+    """Reads a stream and gives another stream with fewer values."""
+
+    def __init__(self) -> None:
+        self.held: list[float] = []
+
+    async def __call__(self, values: AsyncIterator[Any]) -> AsyncIterator[float]:
+        async for value in values:
+            self.held.append(float(np.sum(value)))
+            if len(self.held) == 3:
+                yield sum(self.held)
+                self.held = []
+
+
+def ordered(source: Any = range(40), **options: Any) -> Any:
+    """Returns the records of a source, in an order that a seed draws."""
+    return data.order(source, **{"shuffle_seed": 3, **options})
+
+
+def over(pipeline: Callable[[Any], Any], records: Any = None) -> Any:
+    """Returns a call of a graph with this body, which may await."""
+
+    @ps.graph
+    async def made(records: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        stream = pipeline(records)
+        return await stream if asyncio.iscoroutine(stream) else stream  # type: ignore[no-any-return]
+
+    return made(ordered() if records is None else records)
+
+
+async def taken(
+    call: Any, checkpoint: ps.Checkpoint | None = None, limit: int | None = None, *, saves: bool = False
+) -> list[tuple[int, Any]]:
+    """Returns the values of a call, with their positions.
+
+    Args:
+        call: the call.
+        checkpoint: where its snapshots are.
+        limit: the number of values after which the reader leaves.
+        saves: whether the reader asks for a snapshot before it leaves.
+    """
+    got: list[tuple[int, Any]] = []
+    async with engine.stream(call, checkpoint=checkpoint) as stream:
+        async for value in stream:
+            got.append((stream.position, value))
+            if len(got) == limit:
+                if saves:
+                    await stream.checkpoint()
+                break
+    return got
+
+
+async def up_to(stream: Any, limit: int | None) -> AsyncIterator[Any]:
+    """Gives values until the stream ends, or at most `limit` values; the stream stays open."""
+    given = 0
+    with suppress(StopAsyncIteration):
+        while given != limit:
+            yield await anext(stream)
+            given += 1
 
 
 def exact(value: Any) -> Any:
@@ -52,17 +150,30 @@ def exact(value: Any) -> Any:
     return kind, value.hex() if isinstance(value, float) else repr(value)
 
 
+async def exactly(*args: Any, **options: Any) -> list[tuple[int, Any]]:
+    """Returns the values of a call as `taken` does, in a form that is the same for values of the same bits."""
+    return [(position, exact(value)) for position, value in await taken(*args, **options)]
+
+
+async def goes_on(make: Callable[[], Any], folder: Path, *limits: int, **interval: int) -> list[int]:
+    """Reads a call in several lives, the last one to its end, and compares their values with those of one whole run.
+
+    The end of a life waits for a snapshot that is being written, and starts none. Returns the positions before the
+    first values of all lives.
+    """
+    whole, begins = await exactly(make()), list[int]()
+    for limit in (*limits, None):
+        got = await exactly(make(), ps.Checkpoint(folder, **interval), limit)
+        begins.append(got[0][0] - 1)
+        assert got == whole[begins[-1] :][: len(got)]
+    assert got[-1] == whole[-1]
+    return begins
+
+
 async def check_interrupted(make: Callable[[], Any], folder: Path, *stops: int) -> None:
     """Compares one whole run of a call with runs that end with a snapshot at each of `stops`, and a last one."""
-    whole = [exact(value) async for value in engine.stream(make())]
-    got: dict[int, Any] = {}
-    for stop in (*stops, None):
-        async with engine.stream(make(), checkpoint=ps.Checkpoint(folder)) as values:
-            assert values.position == len(got)
-            async for value in values:
-                got[values.position - 1] = exact(value)
-                if values.position == stop:
-                    await values.checkpoint()
-                    break
-    assert list(got.values()) == whole
+    whole, got = await exactly(make()), list[tuple[int, Any]]()
+    for stop in stops:
+        got += await exactly(make(), ps.Checkpoint(folder), stop - len(got), saves=True)
+    assert got + await exactly(make(), ps.Checkpoint(folder)) == whole
     assert len(whole) > stops[-1]

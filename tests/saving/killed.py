@@ -25,8 +25,9 @@ import numpy as np
 import penstock as ps
 from penstock import data, engine
 from penstock.saving import snapshots
+from tests.saving.exact import Keeping
 
-RECORDS = 3000
+SOURCE = np.sqrt(np.arange(3000))
 KILLS_AT = "KILLS_AT_STEP"
 
 
@@ -34,30 +35,16 @@ KILLS_AT = "KILLS_AT_STEP"
 
 
 @ps.node
-class Sums:
+class Sums(Keeping):
     """Results depend on all values before, and on the order of the additions."""
 
     def __init__(self) -> None:
-        self.weights = np.linspace(0.1, 1, 1000)
-
-    def state(self) -> Any:
-        return {"weights": self.weights}
-
-    def restore(self, state: Any) -> None:
-        self.weights = state["weights"]
+        self.held = np.linspace(0.1, 1, 1000)
 
     def __call__(self, batch: Any) -> float:
-        self.weights *= 0.999
-        self.weights += np.sin(self.weights * float(np.sum(batch)))
-        return float(self.weights.sum())
-
-
-class Source:
-    def __len__(self) -> int:
-        return RECORDS
-
-    def __getitem__(self, index: int) -> float:
-        return index**0.5
+        self.held *= 0.999
+        self.held += np.sin(self.held * float(np.sum(batch)))
+        return float(self.held.sum())
 
 
 @ps.node
@@ -76,21 +63,21 @@ def added(left: float, right: float) -> float:
 
 
 async def numbers(folder: Path, seed: int) -> None:
-    draw, sums, source = random.Random(seed), Sums(), Source()
+    draw, sums = random.Random(seed), Sums()
 
     def width() -> int:
         return draw.randint(1, 8)
 
     @ps.graph
     async def train(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
-        shuffled = records >> data.shuffled(20, seed=1) >> data.read(source, concurrency=width())
+        shuffled = records >> data.shuffled(20, seed=1) >> data.read(SOURCE, concurrency=width())
         left, right = ps.map_each(number, shuffled, concurrency=width()) >> data.split(2, ahead=width())
         joined = ps.map_each(added, ps.map_each(halved, left, concurrency=width()), right >> data.prefetched(width()))
         return joined >> data.shuffled(30, seed=2) >> data.batched(7) >> sums
 
     checkpoint = ps.Checkpoint(folder / "snapshots", every_values=9)
     with (folder / "results").open("a") as results:
-        async with engine.stream(train(data.order(source, shuffle_seed=7, epochs=2)), checkpoint=checkpoint) as stream:
+        async with engine.stream(train(data.order(SOURCE, shuffle_seed=7, epochs=2)), checkpoint=checkpoint) as stream:
             async for value in stream:
                 print(stream.position, value.hex(), file=results, flush=True)
 

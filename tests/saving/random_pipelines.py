@@ -16,7 +16,7 @@ import numpy as np
 import penstock as ps
 from penstock import data, engine
 from tests.promises.exploring import SEED, seed_to_replay
-from tests.saving.exact import Keeping, exact
+from tests.saving.exact import Counting, Keeping, Lines, Triples, exact
 
 SOURCE = np.random.default_rng(1).standard_normal(40)
 Stage = Callable[[Any], Any]
@@ -62,21 +62,6 @@ class InOrder(Trainer):
     async def __call__(self, value: Any) -> float:
         self.weights[:] = self.weights * 0.8 + float(np.sum(value))
         return float(self.weights[1, 1])
-
-
-@ps.node
-class Running(Keeping):
-    """A class that reads a stream and gives another stream with fewer values."""
-
-    def __init__(self) -> None:
-        self.held: list[float] = []
-
-    async def __call__(self, values: AsyncIterator[Any]) -> AsyncIterator[float]:
-        async for value in values:
-            self.held.append(float(np.sum(value)))
-            if len(self.held) == 3:
-                yield sum(self.held)
-                self.held = []
 
 
 # Stateful objects that a stage calls: one class can tell its state, the other cannot.
@@ -138,10 +123,6 @@ def fails_first(value: Any) -> float:
     return float(np.sum(value))
 
 
-def minus_one(error: Exception) -> float:
-    return -1.0
-
-
 def called_with(one: Any, value: Any) -> Any:
     return one(value)
 
@@ -184,7 +165,9 @@ SPOTS: dict[str, tuple[Callable[[Any], Stage], str, str]] = {
     "method that is a node": (lambda one: mapped(one.counted, 1), "any", "number"),
     "generator": (lambda one: ps.node(one.numbered), "any", "number"),
     "fallback": (lambda one: each(fails, fallback=one), "any", "number"),
-    "wait": (lambda one: each(fails_first, retry=ps.Retry(3, wait=one.pause), fallback=minus_one), "any", "number"),
+    "wait": (
+        lambda one: each(fails_first, retry=ps.Retry(3, wait=one.pause), fallback=lambda error: -1.0), "any", "number",
+    ),
     "key": (lambda one: each(twice, cache=ps.Cache(max_bytes=9999, key=one.key)), "number", "number"),
     "branch": (in_control, "number", "number"),
 }  # fmt: skip
@@ -209,19 +192,9 @@ def halved(value: Any) -> Any:
     return value / 2 + ps.current().item / 1000
 
 
-@ps.node
-def is_even(value: Any) -> bool:
-    return level(value) % 2 == 0
-
-
-@ps.node
-def is_large(value: Any) -> bool:
-    return level(value) > 5
-
-
-@ps.node
-def which(value: Any) -> int:
-    return level(value) % 2
+is_even = ps.node(name="is_even")(lambda value: level(value) % 2 == 0)
+is_large = ps.node(name="is_large")(lambda value: level(value) > 5)
+which = ps.node(name="which")(lambda value: level(value) % 2)
 
 
 async def mostly_numbers(value: Any) -> Any:
@@ -261,10 +234,6 @@ def of_outcome(outcome: Any) -> float:
 twice_node = ps.node(twice)
 
 
-def is_kept(value: Any) -> bool:
-    return level(value) % 5 != 0
-
-
 # By name. The function takes a number that the pipeline draws, and a width that may differ after a restart.
 STAGES: dict[str, tuple[Callable[[int, int], Stage], str, str]] = {
     "slow": (lambda _, width: mapped(slow, width), "any", "same"),
@@ -272,7 +241,7 @@ STAGES: dict[str, tuple[Callable[[int, int], Stage], str, str]] = {
     "outcomes": (lambda _, width: lambda stream: with_outcomes(stream, width), "any", "number"),
     "items": (lambda _, width: mapped(numbered, width), "any", "number"),
     "shuffled": (lambda size, _: data.shuffled(size, seed=size), "any", "same"),
-    "filtered": (lambda _, __: data.filtered(is_kept), "any", "same"),
+    "filtered": (lambda _, __: data.filtered(lambda value: level(value) % 5 != 0), "any", "same"),
     "prefetched": (lambda _, width: data.prefetched(width), "any", "same"),
     "batched": (lambda size, _: data.batched(size, drop_remainder=size % 2 == 0), "number", "batch"),
     "rebatched": (lambda size, _: data.rebatched(size), "batch", "batch"),
@@ -280,7 +249,7 @@ STAGES: dict[str, tuple[Callable[[int, int], Stage], str, str]] = {
     "packed": (lambda size, _: data.packed(size * 2, look_ahead=2), "batch", "tuple"),
     "trainer": (lambda _, width: mapped(Trainer(), width), "any", "number"),
     "in order": (lambda _, width: slowly_in_order(InOrder(), width), "any", "number"),
-    "running": (lambda _, __: Running(), "any", "number"),
+    "triples": (lambda _, __: Triples(), "any", "number"),
     "split": (lambda _, width: lambda stream: joined(stream, width), "any", "same"),
     "nested": (lambda size, width: lambda stream: nested(stream, size, width), "any", "same"),
     "turns": (
@@ -339,33 +308,6 @@ def controlled(trainer: Trainer, width: int, size: int) -> Stage:
 # Sources.
 
 
-class Lines(Keeping):
-    """An iterator that can tell and restore its position."""
-
-    def __init__(self) -> None:
-        self.held = 0
-
-    def __iter__(self) -> "Lines":
-        return self
-
-    def __next__(self) -> float:
-        if self.held == len(SOURCE):
-            raise StopIteration
-        self.held += 1
-        return float(SOURCE[self.held - 1])
-
-
-@ps.node
-class Counting(Keeping):
-    def __init__(self) -> None:
-        self.held = 0
-
-    async def __call__(self) -> AsyncIterator[float]:
-        while self.held < 60:
-            self.held += 1
-            yield self.held / 3
-
-
 @ps.node
 def number(record: data.Record[Any]) -> float:
     return float(record.value) + record.epoch
@@ -381,7 +323,7 @@ def source_of(name: str, draw: Random, free: Random) -> tuple[Callable[[], Any],
     seed, width, size = draw.randint(1, 9), free.randint(1, 9), draw.randint(1, 5)
     reads = data.read(SOURCE, runs_on=draw.choice(["loop", "thread"]), concurrency=width)
     mixed = {"seed": seed, "until": draw.choice(["first", "all"]), "count": draw.choice([None, 50])}
-    counting = Counting()
+    counting, lines = Counting(), functools.partial(Lines, SOURCE)
 
     def ordered(**options: Any) -> Any:
         return data.order(SOURCE, shuffle_seed=seed, epochs=2, **options)
@@ -396,8 +338,8 @@ def source_of(name: str, draw: Random, free: Random) -> tuple[Callable[[], Any],
         return data.mix([(first, 0.5), (data.order(SOURCE, batch=2), 0.5)], **mixed) >> reads
 
     def mix_of_iterators() -> Any:
-        first = data.order(Lines()) >> data.prefetched(width)
-        second = ps.map_each(number, data.order(Lines, shard=(1, 2), epochs=size), concurrency=width)
+        first = data.order(lines()) >> data.prefetched(width)
+        second = ps.map_each(number, data.order(lines, shard=(1, 2), epochs=size), concurrency=width)
         third = ordered() >> reads >> number
         return data.mix([(ps.map_each(number, first), 0.5), (second, 0.3), (third, 0.2)], **mixed)
 
@@ -405,8 +347,8 @@ def source_of(name: str, draw: Random, free: Random) -> tuple[Callable[[], Any],
         "order": (lambda: ordered() >> reads >> number, "number"),
         "shuffled before reading": (lambda: ordered() >> data.shuffled(9, seed=2) >> reads >> number, "number"),
         "batches": (lambda: ordered(batch=size, drop_remainder=True) >> reads >> values_of, "batch"),
-        "iterator": (lambda: data.order(Lines()) >> number, "number"),
-        "function": (lambda: data.order(Lines, shard=(1, 2), epochs=3) >> number, "number"),
+        "iterator": (lambda: data.order(lines()) >> number, "number"),
+        "function": (lambda: data.order(lines, shard=(1, 2), epochs=3) >> number, "number"),
         "class": (counting, "number"),
         "mix": (lambda: mix() >> number, "number"),
         "mix of iterators": (mix_of_iterators, "number"),

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import itertools
 import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,9 +15,9 @@ import pytest
 import penstock as ps
 from penstock import data, engine, telemetry
 from penstock.saving import snapshots
-from penstock.testing import cancel_at_every_step
-from tests.saving.exact import Keeping, exact
-from tests.saving.random_pipelines import Counting, Lines
+from tests.kit import Taken, actor, cancelled_at_every_step, counted
+from tests.saving.exact import Counting, Keeping, Lines, exact, goes_on, ordered, over, taken, up_to
+from tests.saving.random_pipelines import added, as_they_are, doubled, twice_node
 
 SOURCE = np.arange(40)
 
@@ -51,12 +50,6 @@ def number(record: data.Record[Any]) -> float:
     return float(record.index)
 
 
-@ps.node
-async def overtaking(value: float) -> float:
-    await asyncio.sleep(0)
-    return value
-
-
 summed = ps.node(Summed)()
 
 
@@ -65,57 +58,12 @@ async def sums(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float
     return records >> number >> summed
 
 
-def ordered(**options: Any) -> Any:
-    return data.order(SOURCE, **{"shuffle_seed": 3, **options})
-
-
-def over(pipeline: Callable[[Any], Any], records: Any = None) -> Any:
-    """Returns a call of a graph with this body, which may await."""
-
-    @ps.graph
-    async def made(records: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        stream = pipeline(records)
-        return await stream if asyncio.iscoroutine(stream) else stream  # type: ignore[no-any-return]
-
-    return made(ordered() if records is None else records)
-
-
-async def taken(call: Any, checkpoint: ps.Checkpoint, limit: int | None = None) -> list[tuple[int, Any]]:
-    """Returns values with their positions; the reader leaves after `limit` values, if a limit is given."""
-    got: list[tuple[int, Any]] = []
-    async with engine.stream(call, checkpoint=checkpoint) as stream:
-        async for value in stream:
-            got.append((stream.position, value))
-            if len(got) == limit:
-                break
-    return got
-
-
-async def plain(call: Any) -> list[tuple[int, Any]]:
-    async with engine.stream(call) as stream:
-        return [(stream.position, value) async for value in stream]
-
-
 def records_of(folder: Path) -> list[tuple[int | None, bool | None]]:
     return [(one.record, one.ended) for one in snapshots.stored_snapshots(folder, verify=True)]
 
 
-async def goes_on(make: Callable[[], Any], folder: Path, *limits: int, every_records: int = 5) -> list[int]:
-    """Reads a call in several lives, the last one to its end, and compares their values with those of one whole run.
-
-    Returns the positions before the first values of all lives but the first.
-    """
-    whole, begins = await plain(make()), list[int]()
-    for limit in (*limits, None):
-        got = await taken(make(), ps.Checkpoint(folder, every_records=every_records), limit)
-        begins.append(got[0][0] - 1)
-        assert got == whole[begins[-1] :][: len(got)]
-    assert got[-1] == whole[-1]
-    return begins[1:]
-
-
 async def test_a_stream_goes_on_where_its_newest_snapshot_is_and_once_at_its_end_it_stays_there(tmp_path: Path) -> None:
-    assert await goes_on(lambda: sums(ordered()), tmp_path, 25, every_records=10) in ([10], [20])
+    assert await goes_on(lambda: sums(ordered()), tmp_path, 25, every_records=10) in ([0, 10], [0, 20])
     before = records_of(tmp_path)
     assert before[-1] == (40, True)
     for _ in range(2):
@@ -126,7 +74,7 @@ async def test_a_stream_goes_on_where_its_newest_snapshot_is_and_once_at_its_end
 async def test_more_epochs_go_on_after_the_end(tmp_path: Path) -> None:
     checkpoint = ps.Checkpoint(tmp_path, every_records=10)
     await taken(sums(ordered(epochs=2)), checkpoint)
-    whole = await plain(sums(ordered(epochs=3)))
+    whole = await taken(sums(ordered(epochs=3)))
     assert await taken(sums(ordered(epochs=3)), checkpoint) == whole[80:]
     with pytest.raises(ps.CheckpointError, match="epochs was 3, and is 2"):
         await taken(sums(ordered(epochs=2)), checkpoint)
@@ -169,7 +117,7 @@ async def test_a_fold_goes_on_with_its_state_to_the_last_bit_and_with_the_indice
 
 
 async def test_a_snapshot_now_stores_what_the_reader_has_not_taken(tmp_path: Path) -> None:
-    whole = await plain(sums(ordered()))
+    whole = await taken(sums(ordered()))
     checkpoint = ps.Checkpoint(tmp_path, every_records=1000)
     async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
         assert stream.position == 0
@@ -200,41 +148,36 @@ async def test_a_snapshot_now_of_another_task_waits_for_the_reader(tmp_path: Pat
 
 @pytest.mark.parametrize("where", ["reader", "node", "value"])
 async def test_a_snapshot_now_that_cannot_be_made_ends_with_the_call(tmp_path: Path, where: str) -> None:
+    failing: list[str] = []
+
     class Failing(Counted):
-        fails = False
+        whose = "reader"
 
         def state(self) -> Any:
-            if self.fails:
+            if self.whose in failing:
                 raise RuntimeError("no state")
             return super().state()
 
-    reader = Failing()
-
     @ps.node
     class Node(Failing):
+        whose = "node"
+
         def __call__(self, record: data.Record[Any]) -> Any:
             return object() if where == "value" and record.index > 5 else record.index
 
     node = Node()
-
-    async with engine.Engine() as own:
-        call = over(lambda records: ps.map_each(node, records), data.order(np.arange(10_000)))
-        checkpoint = ps.Checkpoint(tmp_path, every_records=100_000, reader=reader)
-        async with own.stream(call, checkpoint=checkpoint) as stream:
-            for _ in range(3):
-                await anext(stream)
-            reader.fails = where == "reader"
-            Failing.fails = where == "node"
-            try:
-                with pytest.raises(ps.EngineClosedError, match="ended before this snapshot") as caught:
-                    await stream.checkpoint()
-            finally:
-                del Failing.fails
-                Failing.fails = False
-            assert isinstance(caught.value.__cause__, ps.NotStorable if where == "value" else RuntimeError)
-            with pytest.raises(type(caught.value.__cause__)):
-                async for _ in stream:
-                    pass
+    call = over(lambda records: ps.map_each(node, records), data.order(range(10_000)))
+    checkpoint = ps.Checkpoint(tmp_path, every_records=100_000, reader=Failing())
+    async with engine.stream(call, checkpoint=checkpoint) as stream:
+        for _ in range(3):
+            await anext(stream)
+        failing.append(where)
+        with pytest.raises(ps.EngineClosedError, match="ended before this snapshot") as caught:
+            await stream.checkpoint()
+        assert isinstance(caught.value.__cause__, ps.NotStorable if where == "value" else RuntimeError)
+        with pytest.raises(type(caught.value.__cause__)):
+            async for _ in stream:
+                pass
 
 
 @pytest.mark.parametrize("end", ["read", "closed", "failed"])
@@ -259,11 +202,6 @@ async def test_a_snapshot_of_a_stream_that_has_ended_is_refused_and_says_so(tmp_
 
 
 # Sources.
-
-
-@ps.node
-def value_of(record: data.Record[Any]) -> float:
-    return float(record.value)
 
 
 class AsyncLines(Lines):
@@ -298,8 +236,8 @@ def mixed_with_records(until: Any) -> Callable[[Any], Any]:
     ids=["order", "mix", "mix of an order"],
 )
 async def test_async_iterators_go_on_by_their_state(tmp_path: Path, pipeline: Any, source: Callable[[], Any]) -> None:
-    begins = await goes_on(lambda: over(pipeline, source()), tmp_path, 7, 6, every_records=3)
-    assert 0 < begins[0] < begins[1]
+    first, second, third = await goes_on(lambda: over(pipeline, source()), tmp_path, 7, 6, every_records=3)
+    assert first < second < third
 
 
 @ps.node
@@ -365,15 +303,9 @@ async def item(value: Any) -> tuple[Any, int]:
 
 async def test_batches_at_the_end_go_on(tmp_path: Path) -> None:
     def batches(records: Any) -> Any:
-        return records >> number >> ps.node(batch=ps.Batch(4))(batched_up)
+        return records >> number >> ps.node(batch=ps.Batch(4))(as_they_are)
 
     await goes_on(lambda: over(batches), tmp_path, 5, 30, every_records=7)
-
-
-async def up_to(stream: Any, limit: int | None) -> AsyncIterator[Any]:
-    with suppress(StopAsyncIteration):
-        for _ in itertools.count() if limit is None else range(limit):
-            yield await anext(stream)
 
 
 async def test_an_order_that_ended_with_a_smaller_batch_does_not_begin_again(tmp_path: Path) -> None:
@@ -515,7 +447,7 @@ async def test_events_before_the_last_snapshot_do_not_come_again(tmp_path: Path)
     assert begins[1] > 0
     assert {one.item for one in of_kind(read[1], "event")} == set(range(begins[1], 40))
     values = of_kind(read[0], "value")[: begins[1]] + of_kind(read[1], "value")
-    assert [one.value for one in values] == [value for _, value in await plain(told(ordered()))]
+    assert [one.value for one in values] == [value for _, value in await taken(told(ordered()))]
 
 
 async def test_events_before_the_stream_do_not_hold_it_back(tmp_path: Path) -> None:
@@ -530,28 +462,7 @@ async def test_events_before_the_stream_do_not_hold_it_back(tmp_path: Path) -> N
 # Refusals.
 
 
-@ps.node
-async def generated() -> AsyncIterator[float]:
-    yield 1.0
-
-
-async def doubled(values: AsyncIterator[float]) -> AsyncIterator[float]:
-    async for value in values:
-        yield value * 2
-
-
-@ps.node
-class Looping(ps.Actor[float, float]):
-    async def loop(self, inbox: ps.Inbox[ps.Work[float, float]]) -> None:
-        while True:
-            work = await inbox.get()
-            work.finish(work.value)
-
-
-counting = Counting()
-
-
-@ps.node(failover=counting)
+@ps.node(failover=Counting())
 class FailedOver(Counting):
     async def __call__(self) -> AsyncIterator[float]:
         raise ValueError("down")
@@ -563,13 +474,9 @@ def down(value: float) -> float:
     raise ValueError("down")
 
 
-async def batched_up(values: list[float]) -> list[float]:
-    return values
-
-
 def behind(records: Any) -> Any:
     async def body(record: Any) -> Any:
-        return summed(await overtaking(number(record)))
+        return summed(await twice_node(number(record)))
 
     return ps.map_each(body, records)
 
@@ -588,16 +495,11 @@ async def logged(values: AsyncIterator[Any]) -> None:
 
 def filtered_branch(records: Any) -> Any:
     left, right = records >> data.split(2)
-    return ps.map_each(summed_pair, left >> number, right >> data.filtered(bool) >> number)
-
-
-@ps.node
-def summed_pair(left: float, right: float) -> float:
-    return left + right
+    return ps.map_each(added, left >> number, right >> data.filtered(bool) >> number)
 
 
 def two_sources(records: Any) -> Any:
-    return ps.map_each(summed_pair, records >> number, data.order(SOURCE) >> number)
+    return ps.map_each(added, records >> number, data.order(SOURCE) >> number)
 
 
 def mixed_late(records: Any) -> Any:
@@ -607,12 +509,12 @@ def mixed_late(records: Any) -> Any:
 @pytest.mark.parametrize(
     ("pipeline", "told"),
     [
-        (lambda records: generated(), "'generated' .* source of the stream.* take data.order"),
+        (lambda records: counted(3), "'counted' .* source of the stream.* take data.order"),
         (lambda records: records >> number >> ps.node(WithoutState)(), "class WithoutState is called .*stateless=True"),
         (lambda records: records >> number >> ps.node(RestoredLater)(), "class RestoredLater .* plain `def`"),
         (lambda records: records >> number >> ps.node(doubled), "'doubled' .* generator function .* stateless=True"),
         (lambda records: records >> number >> summed >> summed, "one instance is called at several places"),
-        (lambda records: records >> number >> Looping(), "'Looping' .* owns its loop"),
+        (lambda records: records >> number >> actor(Taken().take), "'take' .* owns its loop"),
         (lambda records: records >> number >> ps.node(restart_on=(ValueError,))(Summed)(), "leave out restart_on="),
         (
             lambda records: records >> number >> ps.node(runs_on="process")(Summed)(),
@@ -622,8 +524,8 @@ def mixed_late(records: Any) -> Any:
         (lambda records: ps.map_each(down, records >> number, concurrency=2), "'Summed' .* failover=.* concurrency=1"),
         (behind, "'Summed' .*ordered=True"),
         (
-            lambda records: records >> number >> ps.node(batch=ps.Batch(4))(batched_up) >> summed,
-            "'batched_up' .* rounding",
+            lambda records: records >> number >> ps.node(batch=ps.Batch(4))(as_they_are) >> summed,
+            "'as_they_are' .* rounding",
         ),
         (left_alone, "branch of this split does not lead to the result"),
         (filtered_branch, "several streams.* one data.split"),
@@ -758,14 +660,8 @@ class CountingValues(Counted):
         return value
 
 
-@ps.node(name="counting", stateless=True)
-class Passing:
-    def __call__(self, value: float) -> float:
-        return value
-
-
 def staged(*, is_stateful: bool = True, batches_first: bool = False) -> Any:
-    one = CountingValues() if is_stateful else Passing()
+    one = CountingValues() if is_stateful else ps.node(name="counting")(lambda value: value)
 
     @ps.graph
     async def staged(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
@@ -807,15 +703,10 @@ async def test_snapshots_of_another_run_are_refused(tmp_path: Path, before: Any,
 
 async def test_a_batch_that_was_begun_for_a_larger_size_is_given_at_once(tmp_path: Path) -> None:
     def batches(size: int) -> Any:
-        @ps.graph
-        async def batches() -> AsyncIterator[Any]:
-            return data.order(SOURCE) >> data.read(SOURCE) >> data.batched(size)
+        return over(lambda records: records >> data.read(SOURCE) >> data.batched(size), data.order(SOURCE))
 
-        return batches()
-
-    assert [batch.tolist() for _, batch in await taken(batches(8), ps.Checkpoint(tmp_path, every_records=5), 1)] == [
-        [*range(8)]
-    ]
+    [(_, first)] = await taken(batches(8), ps.Checkpoint(tmp_path, every_records=5), 1)
+    assert first.tolist() == [*range(8)]
     goes_on = ps.Checkpoint(tmp_path, every_records=5, on_mismatch="continue")
     assert [batch.tolist() for _, batch in await taken(batches(3), goes_on, 2)] == [[0, 1, 2, 3, 4, 5], [6, 7, 8]]
 
@@ -867,9 +758,8 @@ def test_a_cancel_at_any_step_of_entering_leaves_nothing(tmp_path: Path) -> None
             pass
 
     outcomes = 0
-    for outcome in cancel_at_every_step(enter, timeout_seconds=None):
+    for _ in cancelled_at_every_step(enter, timeout_seconds=None):
         outcomes += 1
-        assert not outcome.tasks_left
         with snapshots.SnapshotFolder(tmp_path):  # the folder is unlocked, although the error is kept
             pass
     assert outcomes > 20
@@ -887,7 +777,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_full_disk_lets_the_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = await plain(sums(ordered()))
+    whole = await taken(sums(ordered()))
     checkpoint = ps.Checkpoint(tmp_path, every_records=5)
     await taken(sums(ordered()), checkpoint, 20)
     before = records_of(tmp_path)
@@ -911,17 +801,13 @@ async def test_a_full_disk_ends_the_run_that_asks_for_it(tmp_path: Path, monkeyp
         await taken(sums(ordered()), ps.Checkpoint(tmp_path, every_records=500, on_save_error="raise"))
 
 
-class Odd:
-    """A class that no snapshot can store."""
-
-
 async def test_a_value_that_cannot_be_stored_names_stage_and_type(tmp_path: Path) -> None:
     @ps.node
     def odd(record: data.Record[None]) -> Any:
-        return Odd()
+        return object()
 
     shuffles = over(lambda records: records >> odd >> data.shuffled(8, seed=1))
-    with pytest.raises(ps.NotStorable, match=r"shuffled.*Odd"):
+    with pytest.raises(ps.NotStorable, match=r"shuffled.* builtins\.object"):
         await taken(shuffles, ps.Checkpoint(tmp_path, every_records=5))
     reader = Counted()
     reader.held.append(np.add)
@@ -1014,15 +900,9 @@ async def test_profiles_and_statistics_show_what_snapshots_cost(tmp_path: Path) 
 
 @pytest.mark.parametrize("told", [{"files": {"a", "b"}}, {1: "one"}, ["a"], {"shape": (1, 2)}, {"rate": math.nan}])
 async def test_a_fingerprint_that_json_does_not_give_back_is_refused(tmp_path: Path, told: Any) -> None:
-    class Telling(Counted):
+    class Telling(AsyncLines):
         def fingerprint(self) -> Any:
             return told
-
-        def __aiter__(self) -> Any:
-            return self
-
-        async def __anext__(self) -> float:
-            return 1.0
 
     call = over(lambda numbers: numbers >> summed, Telling())
     with pytest.raises(ps.PlanError, match=r"fingerprint\(\) of source 'records'.*changes on its way through JSON"):

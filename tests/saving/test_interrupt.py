@@ -12,8 +12,8 @@ import pytest
 import penstock as ps
 from penstock import engine
 from penstock.saving import loops as loops_module
-from penstock.testing import cancel_at_every_step
-from tests.saving.agents import MemoryStore
+from tests.kit import Gate, cancelled_at_every_step, values_of
+from tests.saving.agents import MemoryStore, without_threads
 from tests.tracing import Tracing
 
 Body = Callable[[list[Any]], Coroutine[Any, Any, list[Any]]]
@@ -58,6 +58,8 @@ async def answered(graph: "ps.Graph[[], list[Any]]", answer: Any, key: str = "k"
 @pytest.mark.parametrize("answer", [("yes", None), None], ids=str)
 async def test_a_question_ends_the_call_and_its_answer_goes_on(store: MemoryStore, answer: object) -> None:
     graph = looped(store, asks_about(lambda state: {"pay": 120}))
+    with pytest.raises(ps.OptionsError, match="'k' waits for no answer; run the key without answer="):
+        await answered(graph, "yes")
     with pytest.raises(ps.Interrupted, match=r"'k' waits for the answer to {'pay': 120}: run it again") as caught:
         await engine.run(graph, durable_key="k")
     assert (caught.value.key, caught.value.question) == ("k", {"pay": 120})
@@ -89,30 +91,20 @@ async def test_nothing_in_a_handler_takes_a_question_for_a_failure(store: Memory
 
     async def ask(state: list[Any]) -> list[Any]:
         attempts.append(ps.current().attempt)
-        if how == "except":
-            try:
-                return [await ps.interrupt("?")]
-            except Exception:  # noqa: BLE001 - that is what is tested
-                return ["failed"]
-        if how == "swallowed":
-            with suppress(BaseException):
-                return [await ps.interrupt("?")]
-            return ["swallowed"]
         if how == "group":
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(wait_for_answer())
             return [task.result()]
-        return [await ps.interrupt("?")]
+        with suppress(*swallows):
+            return [await ps.interrupt("?")]
+        return ["swallowed"]
 
     async def wait_for_answer() -> Any:
         return await ps.interrupt("?")
 
-    @ps.node
-    async def other(state: list[Any]) -> list[Any]:
-        return ["failover"]
-
+    swallows = {"except": [Exception], "swallowed": [BaseException]}.get(how, [])
     options: dict[str, dict[str, Any]] = {
-        "failover": {"failover": other},
+        "failover": {"failover": ps.node(lambda state: ["failover"])},
         "hedge": {"hedge": ps.Hedge(after_seconds=30)},
         "retry": {"retry": ps.Retry(attempts=3, retry_on=(Exception,))},
         "fallback": {"fallback": lambda error: ["fallback"]},
@@ -187,9 +179,7 @@ async def test_answers_are_found_by_question_and_order(store: MemoryStore) -> No
 
 
 async def test_of_two_questions_at_once_the_first_ends_the_call_and_siblings_are_cancelled(store: MemoryStore) -> None:
-    cancelled: list[str] = []
-    asking: set[str] = set()
-    is_over = False
+    gate, asking = Gate(), set[str]()
 
     def asks_together(name: str) -> Any:
         @ps.node(concurrency=1)
@@ -206,12 +196,7 @@ async def test_of_two_questions_at_once_the_first_ends_the_call_and_siblings_are
     @ps.node(concurrency=1)
     async def sibling(state: list[Any]) -> str:
         asking.add("sibling")
-        try:
-            await asyncio.sleep(0 if is_over else 3600)
-        except asyncio.CancelledError:
-            cancelled.append("sibling")
-            raise
-        return "sibling"
+        return await gate.wait("sibling")
 
     @ps.node
     async def keep(*parts: str) -> list[Any]:
@@ -225,10 +210,10 @@ async def test_of_two_questions_at_once_the_first_ends_the_call_and_siblings_are
     asking.clear()
     second = await asked(graph, answer="A")
     assert {first, second} == {"left", "right"}
-    is_over = True
+    gate.open()
     answers = {first: "A", second: "B"}
     assert await answered(graph, "B") == [f"left={answers['left']}", f"right={answers['right']}", "sibling"]
-    assert cancelled == 2 * ["sibling"]
+    assert gate.cancelled == 2 * ["sibling"]
 
 
 async def test_a_question_in_cond_and_in_a_loop_inside_is_of_the_iteration(store: MemoryStore) -> None:
@@ -347,22 +332,6 @@ async def test_an_answer_with_a_token_is_to_its_question_alone(store: MemoryStor
         assert await answered(asking, "any") == ["any", "any"]
 
 
-async def test_an_answer_that_nobody_waits_for_is_refused(store: MemoryStore) -> None:
-    @ps.node
-    async def body(state: list[Any]) -> list[Any]:
-        if fails.pop():
-            raise ValueError("down")
-        return [1]
-
-    fails = [False, False, True]
-    graph = looped(store, body)
-    while fails:  # nothing is kept; a call has failed; a call has its result
-        with pytest.raises(ps.OptionsError, match="'k' waits for no answer; run the key without answer="):
-            await answered(graph, "yes")
-        with suppress(ValueError):
-            await engine.run(graph, durable_key="k")
-
-
 async def test_what_cannot_be_stored_is_no_question_and_no_answer(store: MemoryStore) -> None:
     with pytest.raises(ps.NotStorable, match=r'question\["who"\] is a builtins.object'):
         await engine.run(looped(store, asks_about(lambda state: {"who": object()})), durable_key="k")
@@ -410,19 +379,16 @@ async def test_an_interrupted_call_is_counted_as_that_and_leaves_its_place(store
         assert service.state == "ready"
         assert await service.run(graph(), durable_key="k", answer="yes") == ["yes"]
         stream = service.stream(tokens(), durable_key="s")
-        async with stream:
-            with pytest.raises(ps.Interrupted, match="'s' waits for the answer to '\\?'"):
-                await anext(stream)
+        with pytest.raises(ps.Interrupted, match="'s' waits for the answer to '\\?'"):
+            await values_of(stream)
         assert (stream.statistics().interrupted, stream.statistics().failed) == (1, 0)
         assert "1 interrupted" in " ".join(str(stream.statistics()).split())
-        async with service.stream(tokens(), durable_key="s", answer="yes") as values:
-            assert [value async for value in values] == ["yes"]
+        assert await values_of(service.stream(tokens(), durable_key="s", answer="yes")) == ["yes"]
         statistics = service.statistics()
         assert (statistics.interrupted, statistics.failed, statistics.completed) == (2, 0, 2)
         assert statistics.since(statistics).interrupted == 0
-    async with engine.stream(tokens(), durable_key="e") as values:
-        with pytest.raises(ps.Interrupted, match="'e'"):
-            await anext(values)
+    with pytest.raises(ps.Interrupted, match="'e'"):
+        await values_of(engine.stream(tokens(), durable_key="e"))
 
 
 @ps.node
@@ -459,8 +425,10 @@ async def test_a_call_that_a_handler_makes_raises_the_question_of_its_own_loop(s
 # Storms.
 
 
-def test_a_call_that_is_cancelled_at_any_step_still_asks_and_takes_its_answer() -> None:
-    store = MemoryStore()
+def test_a_call_that_is_cancelled_at_any_step_still_asks_and_takes_its_answer(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_threads(monkeypatch)
     graph = looped(store, asks, last=2)
 
     async def main() -> str:
@@ -477,17 +445,14 @@ def test_a_call_that_is_cancelled_at_any_step_still_asks_and_takes_its_answer() 
             except ps.Interrupted as interrupted:
                 answers["answer"] = f"yes to {interrupted.question}"
 
-    for outcome in cancel_at_every_step(main, timeout_seconds=None):
+    for outcome in cancelled_at_every_step(main):
         answers: dict[str, Any] = {}
-        assert not outcome.tasks_left
-        assert not outcome.loop_errors
         kept = [loops_module.Loop.read(record) for record in store.records.get("k", ())]
         if outcome.error is None:
             assert outcome.result == "?"
             assert kept[-1] == replace(kept[-1], status="interrupted", owner=None)
             assert kept[-1].question is not None
         else:
-            assert isinstance(outcome.error, asyncio.CancelledError)
             assert not kept or kept[-1].owner is None
         assert asyncio.run(to_its_end()) == 2 * ["yes to ?"]
         store.records.clear()

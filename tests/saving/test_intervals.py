@@ -1,7 +1,7 @@
 """Intervals of snapshots: the values that a kill loses, however far ahead the steps are, and the number of copies."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,9 @@ from structlog.testing import capture_logs
 import penstock as ps
 from penstock import data, engine
 from penstock.engine import checkpoint, checkpoint_schedule
-from tests.saving.exact import exact
+from tests.saving.exact import goes_on, ordered, over, taken, up_to
 
 SOURCE = np.arange(4000)
-
-
-def ordered(source: Any = SOURCE, **options: Any) -> Any:
-    return data.order(source, **{"shuffle_seed": 3, **options})
 
 
 @ps.node
@@ -35,53 +31,22 @@ async def feed(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
     return values >> data.batched(4) >> data.prefetched(200)
 
 
-@ps.graph
-async def one_by_one(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
-    return ps.map_each(slow_at_times, records, concurrency=4)
-
-
-async def live(
-    call: Any, checkpoint: ps.Checkpoint, values: int | None, checkpoint_at: int | None = None
-) -> tuple[int, list[Any]]:
-    """Reads `values` values, or all, and dies; returns the position where this life began, and the values that it read.
-
-    The end of the block waits for a snapshot that is being written, and starts none.
-    """
-    got: list[Any] = []
-    async with engine.stream(call, checkpoint=checkpoint) as stream:
-        began = stream.position
-        async for value in stream:
-            got.append(exact(value))
-            if len(got) == checkpoint_at:
-                while stream.statistics().submitted < 200:  # values that were read ahead count as well
-                    await asyncio.sleep(0)
-                await stream.checkpoint()
-            if len(got) == values:
-                break
-    return began, got
-
-
 @pytest.mark.parametrize("read_ahead_at", [None, 5])
 async def test_each_life_goes_on_from_the_last_multiple(tmp_path: Path, read_ahead_at: int | None) -> None:
     """This also holds for a life that begins with values that the life before had read ahead."""
-    records = range(1600)
-    async with engine.stream(feed(ordered(records))) as stream:
-        whole = [exact(value) async for value in stream]
-    checkpoint = ps.Checkpoint(tmp_path, every_values=23)
-    got: dict[int, Any] = {}
-    begins: list[int] = []
+
+    def make() -> Any:
+        return feed(ordered(range(1600)))
+
     if read_ahead_at is not None:
         # No barrier is on its way here, so all values that the steps hold become unread values.
-        never = ps.Checkpoint(tmp_path, every_seconds=None)
-        await live(feed(ordered(records)), never, read_ahead_at, read_ahead_at)
-    for values in [30] * 8 + [None]:
-        began, read = await live(feed(ordered(records)), checkpoint, values)
-        begins.append(began)
-        for place, value in enumerate(read, began):
-            assert got.setdefault(place, value) == value
-    first = read_ahead_at or 0
-    assert begins == [first, *(23 * life for life in range(1, 9))]
-    assert [got[place] for place in range(first, len(whole))] == whole[first:]
+        async with engine.stream(make(), checkpoint=ps.Checkpoint(tmp_path, every_seconds=None)) as stream:
+            assert len([value async for value in up_to(stream, read_ahead_at)]) == read_ahead_at
+            while stream.statistics().submitted < 200:  # values that were read ahead count as well
+                await asyncio.sleep(0)
+            await stream.checkpoint()
+    begins = await goes_on(make, tmp_path, *[30] * 8, every_values=23)
+    assert begins == [read_ahead_at or 0, *(23 * life for life in range(1, 9))]
 
 
 PIPELINES: dict[str, Callable[[Any], Any]] = {
@@ -115,12 +80,9 @@ def tokens(record: data.Record[Any]) -> Any:
 async def test_a_reader_meets_a_barrier_in_time(tmp_path: Path, pipeline: str, every: int, most: int) -> None:
     """At 20, 40 and 60 if a fixed number of records makes one value; otherwise at most a quarter later."""
 
-    @ps.graph
-    async def made(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
-        return PIPELINES[pipeline](records)  # type: ignore[no-any-return]
-
-    async with engine.stream(made(ordered()), checkpoint=ps.Checkpoint(tmp_path, every_values=every)) as stream:
-        async for _ in first_of(stream, 15 * every):
+    call = over(PIPELINES[pipeline], ordered(SOURCE))
+    async with engine.stream(call, checkpoint=ps.Checkpoint(tmp_path, every_values=every)) as stream:
+        async for _ in up_to(stream, 15 * every):
             await written(stream)
         shown = stream.statistics()
     assert shown.snapshots_skipped == 0
@@ -134,41 +96,29 @@ async def written(stream: Any) -> None:
         await asyncio.wait([writing])
 
 
-async def first_of(stream: Any, count: int) -> AsyncIterator[Any]:
-    for _ in range(count):
-        yield await anext(stream)
-
-
-@ps.node
-def added(total: int, record: data.Record[Any]) -> int:
-    return total + int(record.index)
-
-
 async def test_a_fold_counts_what_it_has_folded(tmp_path: Path) -> None:
-    checkpoint = ps.Checkpoint(tmp_path, every_values=20, keep=10)
+    checkpoint, killed_at = ps.Checkpoint(tmp_path, every_values=20, keep=10), [75]
 
-    @ps.node(name="added")
-    async def fails(total: int, record: data.Record[Any]) -> int:
+    @ps.node
+    async def added(total: int, record: data.Record[Any]) -> int:
         while record.position == 30 and not checkpoint.stored():
             await asyncio.sleep(0)
-        if record.position == 75:
+        if record.position in killed_at:
             raise ValueError("killed")
         return total + int(record.index)
 
-    def folded(fn: Any) -> Any:
-        @ps.graph
-        async def folded(records: AsyncIterator[data.Record[None]]) -> int:
-            return await ps.fold(fn, records, 0)
-
-        return folded(ordered())
+    @ps.graph
+    async def folded(records: AsyncIterator[data.Record[None]]) -> int:
+        return await ps.fold(added, records, 0)
 
     with pytest.raises(ValueError, match="killed"):
-        await engine.run(folded(fails), checkpoint=checkpoint)
+        await engine.run(folded(ordered(SOURCE)), checkpoint=checkpoint)
     first, *later = [one.record for one in checkpoint.stored()]
     assert first == 20
     # At a barrier behind the multiple, if a snapshot was being written at the multiple.
     assert {*later} <= {*range(40, 76, 5)}
-    assert await engine.run(folded(added), checkpoint=checkpoint) == SOURCE.sum()
+    killed_at.clear()
+    assert await engine.run(folded(ordered(SOURCE)), checkpoint=checkpoint) == SOURCE.sum()
 
 
 async def test_time_is_an_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,8 +129,9 @@ async def test_time_is_an_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for every_seconds, expected in ((8, 8), (60.0, 60), (None, 0)):
         folder = tmp_path / str(expected)
         saved = ps.Checkpoint(folder) if expected == 60 else ps.Checkpoint(folder, every_seconds=every_seconds)
-        async with engine.stream(one_by_one(ordered()), checkpoint=saved) as stream:
-            async for _ in first_of(stream, 200):
+        call = over(lambda records: ps.map_each(slow_at_times, records, concurrency=4), ordered(SOURCE))
+        async with engine.stream(call, checkpoint=saved) as stream:
+            async for _ in up_to(stream, 200):
                 now += 1
                 await written(stream)
             shown = stream.statistics()
@@ -215,13 +166,9 @@ async def test_items_behind_a_barrier_begin_before_those_before_it_have_ended(tm
             behind.set()
         return int(record.position)
 
-    @ps.graph
-    async def made(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]:
-        return ps.map_each(waits_for_the_next, records, concurrency=16)
-
-    checkpoint = ps.Checkpoint(tmp_path, every_records=1)
-    _, read = await live(made(ordered(range(400))), checkpoint, None)
-    assert read == [exact(place) for place in range(400)]
+    call = over(lambda records: ps.map_each(waits_for_the_next, records, concurrency=16), ordered(range(400)))
+    read = await taken(call, ps.Checkpoint(tmp_path, every_records=1))
+    assert [value for _, value in read] == [*range(400)]
 
 
 class Pictures:
@@ -234,8 +181,7 @@ class Pictures:
         return np.full(2**15, index, np.float64)
 
 
-@ps.graph
-async def shuffled(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+def shuffled(records: Any) -> Any:
     pictures = records >> data.read(Pictures(), runs_on="loop") >> data.shuffled(32, seed=1)
     return pictures >> data.filtered(lambda record: record.index % 2) >> data.prefetched(40)
 
@@ -247,8 +193,8 @@ async def test_barriers_share_copies_and_their_bytes_are_bounded(
     """80 barriers are on their way, each with a shuffle of 8 MB: together they hold less than 25 MB."""
     checkpoint = ps.Checkpoint(tmp_path, every_values=4, keep=1, max_bytes=mega_bytes * 2**20)
     with capture_logs() as logged:
-        async with engine.stream(shuffled(ordered(Pictures())), checkpoint=checkpoint) as stream:
-            async for _ in first_of(stream, 160):
+        async with engine.stream(over(shuffled, ordered(Pictures())), checkpoint=checkpoint) as stream:
+            async for _ in up_to(stream, 160):
                 await written(stream)
             shown = stream.statistics()
     assert (shown.snapshot_interval > 5) == is_logged
@@ -262,17 +208,16 @@ async def test_barriers_share_copies_and_their_bytes_are_bounded(
 
 
 def sized(batch: int = 8, order: int | None = 4, ahead: int | None = None, seed: int = 1, buffer: int = 16) -> Any:
-    @ps.graph
-    async def sized(records: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    def sized(records: Any) -> Any:
         values = records >> data.read(SOURCE, runs_on="loop")
         if order is None:
             values = values >> data.shuffled(buffer, seed=seed)
             batches: Any = values >> data.batched(batch)
         else:
             batches = ps.map_each(value_of, values) >> data.rebatched(batch)
-        return batches if ahead is None else batches >> data.prefetched(ahead)  # type: ignore[no-any-return]
+        return batches if ahead is None else batches >> data.prefetched(ahead)
 
-    return sized(ordered(batch=order))
+    return over(sized, ordered(SOURCE, batch=order))
 
 
 @ps.node
@@ -280,20 +225,10 @@ def value_of(records: Any) -> Any:
     return records.value
 
 
-def values_in(batches: list[Any]) -> Iterator[int]:
-    for batch in batches:
-        yield from np.asarray(batch).tolist()
-
-
-async def read(call: Any, checkpoint: ps.Checkpoint, count: int | None = None) -> list[Any]:
-    got: list[Any] = []
-    async with engine.stream(call, checkpoint=checkpoint) as stream:
-        async for value in stream:
-            got.append(value)
-            if len(got) == count:
-                await stream.checkpoint()
-                break
-    return got
+async def read(call: Any, checkpoint: ps.Checkpoint | None = None, count: int | None = None) -> list[int]:
+    """Returns the values in the batches of a call; after `count` batches, the reader saves and leaves."""
+    batches = await taken(call, checkpoint, count, saves=True)
+    return [value for _, batch in batches for value in np.asarray(batch).tolist()]
 
 
 @pytest.mark.parametrize(
@@ -309,12 +244,11 @@ async def read(call: Any, checkpoint: ps.Checkpoint, count: int | None = None) -
 async def test_other_sizes_lose_and_double_no_record(
     tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
-    async with engine.stream(sized(**before)) as stream:
-        whole = [*values_in([value async for value in stream])]
-    got = [*values_in(await read(sized(**before), ps.Checkpoint(tmp_path), 17))]
+    whole = await read(sized(**before))
+    got = await read(sized(**before), ps.Checkpoint(tmp_path), 17)
     with pytest.raises(ps.CheckpointError, match=r'or say on_mismatch="resize", which loses no record'):
         await read(sized(**after), ps.Checkpoint(tmp_path))
-    got += values_in(await read(sized(**after), ps.Checkpoint(tmp_path, on_mismatch="resize")))
+    got += await read(sized(**after), ps.Checkpoint(tmp_path, on_mismatch="resize"))
     assert got == whole
 
 

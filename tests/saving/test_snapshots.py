@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -226,24 +227,20 @@ def rewrite(path: Path, text: str) -> None:
     (path / "checksums.json").write_text(snapshots.json_text(snapshots._checksums(path)))
 
 
-class Fault:
-    """Fails at step number `at` of those that reach the disk; counts the steps."""
+# The steps of a save that reach the disk: they write the new snapshot, and then remove the oldest.
+STEPS = ["mkdir", *["write", "fsync"] * 4, "fsync", "rename", "fsync", "rename", "fsync", "remove"]
 
-    def __init__(self, at: int | None, error: BaseException) -> None:
-        self.at, self.error, self.passed = at, error, list[str]()
+
+class Fault:
+    """Raises an error at step number `at` of those that reach the disk."""
+
+    def __init__(self, at: int, error: BaseException) -> None:
+        self.at, self.error = at, error
 
     def __call__(self, step: str, path: Path) -> None:
-        self.passed.append(step)
-        if len(self.passed) - 1 == self.at:
+        self.at -= 1
+        if self.at == -1:
             raise self.error
-
-
-def steps_of_a_save(folder: SnapshotFolder, patch: pytest.MonkeyPatch) -> list[str]:
-    fault = Fault(None, OSError())
-    with patch.context() as within:
-        within.setattr(snapshots, "before_step", fault)
-        folder.save(snapshot(0))
-    return fault.passed
 
 
 def test_a_fault_at_any_step_leaves_the_snapshots_before(
@@ -251,12 +248,7 @@ def test_a_fault_at_any_step_leaves_the_snapshots_before(
 ) -> None:
     for record in range(3):
         folder.save(snapshot(record))
-    steps = steps_of_a_save(folder, monkeypatch)
-    assert steps == [
-        "mkdir", *["write", "fsync"] * 4, "fsync", "rename", "fsync",  # the new snapshot
-        "rename", "fsync", "remove",  # the oldest snapshot
-    ]  # fmt: skip
-    for at, step in enumerate(steps):
+    for at, step in enumerate(STEPS):
         for error in (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()):
             before, newest_before = names(folder), newest(folder)
             with monkeypatch.context() as patch, capture_logs() as logs:
@@ -268,13 +260,13 @@ def test_a_fault_at_any_step_leaves_the_snapshots_before(
                         f"the snapshot at record {100 + at} is not saved in {folder.path}: No space left on device"
                     )
                     assert (failed.errno, str(failed)) == (errno.ENOSPC, message)  # noqa: PT017 - not at every step
-                    assert at <= steps.index("rename") + 1
+                    assert at <= STEPS.index("rename") + 1
                 except KeyboardInterrupt:
                     assert error.__class__ is KeyboardInterrupt
                 else:
                     assert [log["event"] for log in logs] == ["checkpoint.not_removed"]
                     assert newest(folder) == 100 + at
-            if at <= steps.index("rename"):
+            if at <= STEPS.index("rename"):
                 assert names(folder) == before  # no half-written snapshot
                 assert newest(folder) == newest_before
             assert newest(folder) in (newest_before, 100 + at)
@@ -313,11 +305,10 @@ def test_after_a_kill_at_any_step_the_last_snapshot_is_there(tmp_path: Path, mon
         folder.save(snapshot(2))
         patch.setattr(snapshots, "before_step", leave_a_copy)
         folder.save(snapshot(3))
-    steps = [step for step, _ in left]
-    assert steps == ["mkdir", *["write", "fsync"] * 4, "fsync", "rename", "fsync", "rename", "fsync", "remove"]
+    assert [step for step, _ in left] == STEPS
     for at, (_, copy) in enumerate(left):
         with SnapshotFolder(copy, keep=2) as again:
-            assert newest(again) == (2 if at <= steps.index("rename") else 3)
+            assert newest(again) == (2 if at <= STEPS.index("rename") else 3)
             again.save(snapshot(4))
             assert newest(again) == 4
             assert len(names(again)) == 3  # two snapshots and the lock
@@ -373,11 +364,8 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path: Path, mon
     with pytest.raises(ps.CheckpointError, match="the folder /proc/"):
         SnapshotFolder("/proc/snapshots")
 
-    def read_only(*args: Any, **kwargs: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
     SnapshotFolder(tmp_path / "made").close()  # the folder exists, and the disk was then mounted read-only
-    monkeypatch.setattr(Path, "mkdir", read_only)
+    monkeypatch.setattr(Path, "mkdir", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     with pytest.raises(
         ps.CheckpointError, match=r"the folder .*made cannot be written: Read-only file system"
     ) as caught:
@@ -386,10 +374,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path: Path, mon
 
 
 def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_locks(*args: Any) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(snapshots.fcntl, "flock", no_locks)
+    monkeypatch.setattr(snapshots.fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
     with pytest.raises(ps.CheckpointError, match="has no locks: use a folder on a local disk"):
         SnapshotFolder(tmp_path)
 

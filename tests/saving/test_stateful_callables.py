@@ -14,25 +14,20 @@ import pytest
 
 import penstock as ps
 from penstock import data, engine
-from tests.saving.exact import check_interrupted
-from tests.saving.random_pipelines import SPOTS, Told, Untold, each, fails, twice
+from tests.saving.exact import Keeping, check_interrupted, over
+from tests.saving.random_pipelines import SPOTS, Told, Untold, as_they_are, each, fails, twice
 
 SOURCE = range(60)
 
 
 @ps.node
-class StoredNode:
+class StoredNode(Keeping):
     def __init__(self) -> None:
-        self.one = Told()
+        self.held = 0
 
-    def state(self) -> Any:
-        return self.one.state()
-
-    def restore(self, state: Any) -> None:
-        self.one.restore(state)
-
-    def __call__(self, value: Any) -> bool:
-        return self.one.keeps(value)
+    def __call__(self, value: int) -> bool:
+        self.held += 1
+        return (self.held + value) % 4 != 0
 
 
 @ps.node
@@ -41,11 +36,7 @@ def index(record: data.Record[Any]) -> int:
 
 
 def call(stage: Callable[[Any], Any]) -> Any:
-    @ps.graph
-    async def values(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
-        return stage(ps.map_each(index, records))  # type: ignore[no-any-return]
-
-    return values(data.order(SOURCE, shuffle_seed=1))
+    return over(lambda records: stage(ps.map_each(index, records)), data.order(SOURCE, shuffle_seed=1))
 
 
 @pytest.mark.parametrize("spot", SPOTS)
@@ -80,10 +71,7 @@ async def test_a_method_is_a_source(tmp_path: Path) -> None:
                 self.count += 1
                 yield self.count
 
-    def make() -> Any:
-        return ps.graph(ps.node(Numbers().numbers))()
-
-    await check_interrupted(make, tmp_path, 7, 11)
+    await check_interrupted(lambda: ps.graph(ps.node(Numbers().numbers))(), tmp_path, 7, 11)  # noqa: PLW0108 - a new object for each call
 
 
 @dataclass(frozen=True)
@@ -125,10 +113,6 @@ async def test_what_has_no_state_is_taken(tmp_path: Path, stage: Any) -> None:
 
 def behind_a_cache(one: Any) -> Any:
     return each(twice, 1, cache=ps.Cache(max_bytes=1000), failover=ps.node(one.later))
-
-
-async def as_they_are(values: list[int]) -> list[int]:
-    return values
 
 
 def twice_as_arguments(one: Any) -> Any:

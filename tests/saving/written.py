@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ import penstock as ps
 from penstock import data, engine
 from penstock.testing import wait_quiescent
 from tests.saving.agents import State, agent, next_state
-from tests.saving.exact import Keeping
+from tests.saving.exact import Counting, Keeping, Lines, Triples
 from tests.saving.stored_classes import Access, Colour, Frozen, Level, Model, Outer, Pair, Point, Versioned, Word
 
 NUMBERS = np.random.default_rng(3).standard_normal(60)
 SEQUENCES = [np.arange(1, 2 + size * 7 % 11) for size in range(40)]
+LINES = [f"line {number}" for number in range(1, 501)]
 ROWS = np.random.default_rng(4).standard_normal((64, 8)).astype(np.float32)
 
 
@@ -64,34 +66,6 @@ class InOrder(Trainer):
 
 
 @ps.node
-class Triples(Keeping):
-    """Reads a stream and gives another stream with fewer values."""
-
-    def __init__(self) -> None:
-        self.held: list[float] = []
-
-    async def __call__(self, values: AsyncIterator[Any]) -> AsyncIterator[float]:
-        async for value in values:
-            self.held.append(float(np.sum(value)))
-            if len(self.held) == 3:
-                yield sum(self.held)
-                self.held = []
-
-
-@ps.node
-class Counting(Keeping):
-    """A class that is a source."""
-
-    def __init__(self) -> None:
-        self.held = 0
-
-    async def __call__(self) -> AsyncIterator[float]:
-        while self.held < 300:
-            self.held += 1
-            yield self.held / 3
-
-
-@ps.node
 class Everything(Keeping):
     """A class whose state has each kind of value that can be stored."""
 
@@ -116,22 +90,6 @@ def value_of_each_kind(count: int) -> Any:
          np.arange(6).reshape(2, 3), np.full(3, True), np.array("2026-01-02", "M8[D]"), np.array(["ab", "c"])],
     ]  # fmt: skip
     return kinds[count % 7]
-
-
-class Lines(Keeping):
-    """An iterator that can tell and restore its position."""
-
-    def __init__(self) -> None:
-        self.held = 0
-
-    def __iter__(self) -> "Lines":
-        return self
-
-    def __next__(self) -> str:
-        if self.held == 500:
-            raise StopIteration
-        self.held += 1
-        return f"line {self.held}"
 
 
 # Functions.
@@ -173,7 +131,7 @@ def joined(values: list[Any]) -> Any:
 # Pipelines. A stateful node has a new instance in each call.
 
 trainer, other_trainer, in_order = Trainer(), Trainer(), InOrder()
-triples, counting, everything = Triples(), Counting(), Everything()
+triples, counting, everything = Triples(), Counting(300), Everything()
 read_numbers = data.read(NUMBERS, runs_on="loop")
 
 
@@ -283,8 +241,8 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "stages": lambda: stages(ordered()), "packed": lambda: rows(ordered(SEQUENCES)),
     "records": lambda: records_of(ordered(SEQUENCES, shard=(1, 2))), "record_batches": batches,
     "splits": lambda: split(ordered()), "mix": mix, "mixed_batches": mixed_batches,
-    "values": lambda: values(ordered()), "iterator": lambda: lines(data.order(Lines(), shard=(1, 2))),
-    "function": lambda: lines(data.order(Lines, shard=(1, 2))), "class": counted,
+    "values": lambda: values(ordered()), "iterator": lambda: lines(data.order(Lines(LINES), shard=(1, 2))),
+    "function": lambda: lines(data.order(partial(Lines, LINES), shard=(1, 2))), "class": counted,
     "control_flow": lambda: control(ordered()), "failover": lambda: failing_over(ordered()),
 }  # fmt: skip
 
