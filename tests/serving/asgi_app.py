@@ -20,16 +20,13 @@ class Progress:
 @ps.node(effectful="unordered")
 async def work(count: int) -> int:
     """Emit progress, without end for -1."""
-    generators["opened"] += 1
-    try:
+    with generators:
         done = 0
         while done != count:
             await asyncio.sleep(0.001)
             await ps.emit(Progress(done))
             done += 1
         return done
-    finally:
-        generators["closed"] += 1
 
 
 @ps.node(effectful="unordered", runs_on="thread")
@@ -42,18 +39,7 @@ def work_in_a_thread(count: int) -> int:
     return done
 
 
-@ps.graph
-async def told(count: int) -> int:
-    """Return one value."""
-    return await work(count)
-
-
-@ps.graph
-async def told_by_a_thread(count: int) -> int:
-    """Return one value, computed in a thread."""
-    return work_in_a_thread(count)
-
-
+told, told_by_a_thread = ps.graph(work), ps.graph(work_in_a_thread)
 own = engine.Engine()
 service = own.deploy(told, told_by_a_thread, answer, blocks, max_in_flight=400, max_queue=0)
 app = FastAPI(lifespan=asgi.lifespan(own, service))
@@ -66,9 +52,9 @@ async def come_back_later(request: Request, error: ps.Overloaded) -> Response:
     return asgi.overloaded(error)
 
 
-@app.get("/stream/{name}")
-async def stream(name: str, count: int = -1, stall_timeout_seconds: float = 30.0) -> Response:
-    """Stream the results of one of the graphs, as values or events."""
+@app.get("/{form}/{name}")
+async def stream(form: str, name: str, count: int = -1, stall_timeout_seconds: float = 30.0) -> Response:
+    """Stream the results of one of the graphs, as values or events, in server-sent events or in lines of JSON."""
     streams: dict[str, engine.Stream[Any]] = {
         "values": service.stream(answer(count)),
         "blocks": service.stream(blocks(count)),
@@ -76,17 +62,9 @@ async def stream(name: str, count: int = -1, stall_timeout_seconds: float = 30.0
         "thread": service.stream(told_by_a_thread(count), events=Progress),
         "both": service.stream(answer(count), events=Progress),
     }
-    return asgi.event_stream(streams[name], stall_timeout_seconds=stall_timeout_seconds)
-
-
-@app.get("/lines/{name}")
-async def lines(name: str, count: int = -1, stall_timeout_seconds: float = 30.0) -> Response:
-    """Stream the same results as lines of JSON."""
-    streams: dict[str, engine.Stream[Any]] = {
-        "values": service.stream(answer(count)),
-        "events": service.stream(told(count), events=Progress),
-    }
-    return asgi.ndjson(streams[name], stall_timeout_seconds=stall_timeout_seconds)
+    forms: dict[str, Any] = {"stream": asgi.event_stream, "lines": asgi.ndjson}
+    response: Response = forms[form](streams[name], stall_timeout_seconds=stall_timeout_seconds)
+    return response
 
 
 @app.get("/answer")

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import uvicorn
 
 import penstock as ps
 from penstock import serving
+from tests.kit import Gauge
 
 Messages = list[dict[str, Any]]
 
@@ -21,7 +23,12 @@ async def served(application: Any) -> AsyncIterator[str]:
     """Serve an application on a port of its own; yield its URL."""
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         config = uvicorn.Config(
-            application, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=10
+            application,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=10,
+            timeout_keep_alive=60,  # longer than clients keep idle connections, also on a busy machine
         )
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve([listener]))
@@ -47,41 +54,32 @@ def client(url: str | httpx.URL, key: str = "sk-1", **options: Any) -> Any:
     return openai.AsyncOpenAI(base_url=f"{str(url).rstrip('/')}/v1", api_key=key, max_retries=0, **options)
 
 
-opened: dict[str, int] = {"opened": 0, "closed": 0}
+async def chat(http: httpx.AsyncClient, model: str, said: str | Messages = "hi", **more: Any) -> httpx.Response:
+    """Ask for a chat by hand: with a text of the user, or with messages."""
+    messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    return await http.post("/v1/chat/completions", json={"model": model, "messages": messages, **more})
+
+
+opened = Gauge()
 
 
 @ps.node
 async def words_of(messages: Messages) -> AsyncIterator[str]:
-    opened["opened"] += 1
-    try:
+    with opened:
         for word in str(messages[-1]["content"]).split(" "):
             await asyncio.sleep(0)
             yield word + " "
-    finally:
-        opened["closed"] += 1
 
 
 @ps.node
 async def endless_words(messages: Messages) -> AsyncIterator[str]:
-    opened["opened"] += 1
-    try:
+    with opened:
         while True:
             await asyncio.sleep(0.001)
             yield "word "
-    finally:
-        opened["closed"] += 1
 
 
-@ps.graph
-async def echo(messages: Messages) -> AsyncIterator[str]:
-    """Give the words of the last message."""
-    return words_of(messages)
-
-
-@ps.graph
-async def endless(messages: Messages) -> AsyncIterator[str]:
-    """Give words without end."""
-    return endless_words(messages)
+echo, endless = ps.graph(words_of), ps.graph(endless_words)
 
 
 @ps.node
@@ -115,10 +113,16 @@ async def fails(messages: Messages) -> AsyncIterator[str]:
     raise KeyError("a secret")
 
 
+@dataclass
+class Progress:
+    done: int
+
+
 @ps.node(effectful="unordered")
 async def whole(messages: Messages) -> serving.Delta:
-    """Give one value with complete tool calls."""
+    """Give one value with complete tool calls, and two events."""
     await ps.emit({"step": 1})
+    await ps.emit(Progress(2))
     calls = [{"function": {"name": name, "arguments": "{}"}} for name in ("one", "two")]
     return serving.Delta("text", tool_calls=calls, finish_reason=None)
 

@@ -13,22 +13,20 @@ from fastapi.responses import StreamingResponse
 
 import penstock as ps
 from penstock import engine
+from tests.kit import Gauge
 
-generators = {"opened": 0, "closed": 0}
+generators = Gauge()
 
 
 @ps.node
 async def tokens(count: int) -> AsyncIterator[str]:
     """Give `count` tokens, or tokens without end for -1."""
-    generators["opened"] += 1
-    try:
+    with generators:
         number = 0
         while number != count:
             await asyncio.sleep(0.001)
             yield f"{number}\n"
             number += 1
-    finally:
-        generators["closed"] += 1
 
 
 @ps.node
@@ -38,30 +36,21 @@ async def shout(lines: AsyncIterator[str]) -> AsyncIterator[str]:
         yield line.upper()
 
 
-@ps.graph
-async def answer(count: int) -> AsyncIterator[str]:
-    """Stream tokens through two generators, one reading the other."""
-    return shout(tokens(count))
+answer = tokens >> shout
 
 
 @ps.node
 async def some_blocks(count: int) -> AsyncIterator[str]:
     """Give `count` blocks, or blocks without end for -1."""
-    generators["opened"] += 1
-    try:
+    with generators:
         given = 0
         while given != count:
             await asyncio.sleep(0)
             yield "x" * 2**16
             given += 1
-    finally:
-        generators["closed"] += 1
 
 
-@ps.graph
-async def blocks(count: int) -> AsyncIterator[str]:
-    """Give more than the buffers between server and client hold."""
-    return some_blocks(count)
+blocks = ps.graph(some_blocks)  # gives more than the buffers between server and client hold
 
 
 @ps.node
@@ -76,12 +65,7 @@ def double_all(numbers: list[int]) -> list[int]:
     return [2 * number for number in numbers]
 
 
-@ps.graph
-async def doubled(number: int) -> int:
-    """Suspend, and then run in a batch."""
-    return await double_all(await wait_a_little(number))
-
-
+doubled = wait_a_little >> double_all
 service: engine.Service[[int], AsyncIterator[str]]
 
 
@@ -229,7 +213,7 @@ def holdings(service: engine.Service[..., Any]) -> dict[str, Any]:
         },
         "in_flight": admission.in_flight,
         "queued": admission.queued,
-        "open_generators": generators["opened"] - generators["closed"],
+        "open_generators": generators.now,
         "tasks": sum("uvicorn" not in file and "hypercorn" not in file for file in files),
         "descriptors": descriptors(),
         "objects": sum(str(type(thing).__module__).partition(".")[0] == "penstock" for thing in gc.get_objects()),

@@ -4,13 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serving.servers import (
-    WAYS_TO_LEAVE,
-    client,
-    places_kept,
-    places_of_a_client_who_stalls,
-    server,
-)
+from tests.serving.servers import WAYS_TO_LEAVE, client, places_kept, places_of_a_client_who_stalls, server
 from tests.serving.streaming_app import BODIES
 
 

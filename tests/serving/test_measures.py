@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -11,7 +12,7 @@ import penstock as ps
 from penstock import serving
 from penstock.serving import measures
 from tests.serving.model_server import ModelServer
-from tests.serving.openai_server import Messages, asking, fails, length, served, thinker
+from tests.serving.openai_server import Messages, asking, chat, fails, length, served, thinker
 from tests.tracing import Tracing
 
 ASKED: Messages = [{"role": "user", "content": "a secret"}]
@@ -26,15 +27,12 @@ async def test_a_chat_through_two_services_is_one_tree(tracing: Tracing) -> None
             headers = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
             body = {"model": "front", "messages": ASKED, "stream": stream}
             assert (await http.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
-    spans = {span.context.span_id: span for span in tracing.spans() if span.context is not None}
-    assert {span.context.trace_id for span in spans.values() if span.context} == {int("ab" * 16, 16)}
-    for root in tracing.named("chat front"):
-        assert root.parent is not None
-        assert root.parent.span_id == int("cd" * 8, 16)
-        assert root.attributes is not None
-        assert root.attributes["gen_ai.operation.name"] == "chat"
-        assert root.attributes["gen_ai.usage.output_tokens"] == 7
-        assert root.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    spans: dict[int, Any] = {span.context.span_id: span for span in tracing.spans() if span.context is not None}
+    assert {span.context.trace_id for span in spans.values()} == {int("ab" * 16, 16)}
+    roots: list[Any] = tracing.named("chat front")
+    assert [root.parent.span_id for root in roots] == [int("cd" * 8, 16)] * 2
+    for root in roots:
+        assert told(root, "operation.name", "usage.output_tokens", "response.finish_reasons") == ["chat", 7, ("stop",)]
     for below in tracing.named("chat thinker"):
         names = []
         parent = below.parent
@@ -55,10 +53,8 @@ async def test_embeddings_have_a_span_with_the_tokens_that_a_server_has_counted(
             assert (await http.post("/v1/embeddings", json={"model": model, "input": "a"})).status_code == 200
     for model, tokens in (("up", 2), ("length", None)):
         [span] = tracing.named(f"embeddings {model}")
-        assert span.attributes is not None
-        assert span.attributes["gen_ai.operation.name"] == "embeddings"
-        assert span.attributes.get("gen_ai.usage.input_tokens") == tokens
-        assert "gen_ai.response.finish_reasons" not in span.attributes
+        found = told(span, "operation.name", "usage.input_tokens", "response.finish_reasons")
+        assert found == ["embeddings", tokens, None]
 
 
 async def test_content_is_in_spans_if_it_is_asked_for(tracing: Tracing) -> None:
@@ -74,16 +70,14 @@ async def test_content_is_in_spans_if_it_is_asked_for(tracing: Tracing) -> None:
     async with asking({"thinker": thinker, "fails": fails, "length": length}, trace_content=True) as http:
         sent = ""
         for stream in (False, True):
-            chat = {"model": "thinker", "messages": talk, "tools": tools, "stream": stream}
-            sent = (await http.post("/v1/chat/completions", json=chat)).text
-            response = {"model": "thinker", "instructions": "Go.", "input": "Ulm", "stream": stream}
-            assert (await http.post("/v1/responses", json=response)).status_code == 200
-            failing = {"model": "fails", "messages": [{"role": "user", "content": "late"}], "stream": stream}
-            await http.post("/v1/chat/completions", json=failing)
+            sent = (await chat(http, "thinker", talk, tools=tools, stream=stream)).text
+            short = {"model": "thinker", "instructions": "Go.", "input": "Ulm", "stream": stream}
+            assert (await http.post("/v1/responses", json=short)).status_code == 200
+            await chat(http, "fails", "late", stream=stream)
         await http.post("/v1/completions", json={"model": "thinker", "prompt": "Bonn"})
         await http.post("/v1/embeddings", json={"model": "length", "input": "a secret"})
     assert '"id":"call_1"' in sent
-    whole, streamed, *texts = [content_of(span) for span in in_order(tracing.named("chat thinker"), 0, 2, 1, 3)]
+    whole, response, streamed, streamed_response = map(content_of, tracing.named("chat thinker"))
     assert whole == streamed
     thought = {"type": "reasoning", "content": "Hm, a question."}
     assert whole == (
@@ -103,9 +97,9 @@ async def test_content_is_in_spans_if_it_is_asked_for(tracing: Tracing) -> None:
         }],
     )  # fmt: skip
     said = {"role": "assistant", "parts": [thought, {"type": "text", "content": "It is Ulm."}], "finish_reason": "stop"}
-    asked = [("system", "Go."), ("user", "Ulm")]
-    told = [{"role": role, "parts": [{"type": "text", "content": text}]} for role, text in asked]
-    assert texts == [(told, [said])] * 2
+    texts = [("system", "Go."), ("user", "Ulm")]
+    asked = [{"role": role, "parts": [{"type": "text", "content": text}]} for role, text in texts]
+    assert response == streamed_response == (asked, [said])
     for span in tracing.named("chat fails"):
         [failed] = content_of(span)[1]
         assert failed == {"role": "assistant", "parts": [{"type": "text", "content": "Some"}], "finish_reason": "error"}
@@ -114,37 +108,25 @@ async def test_content_is_in_spans_if_it_is_asked_for(tracing: Tracing) -> None:
     assert "a secret" not in "".join(str(span.attributes) for span in tracing.spans())
 
 
-async def test_content_and_reason_of_an_answer_that_goes_on_in_bytes(tracing: Tracing) -> None:
-    server = ModelServer("long")
-    async with server.listening() as url:
-        for trace_content in (False, True):
-            async with asking({"up": serving.upstream(url)}, trace_content=trace_content) as http:
-                for stream in (False, True):
-                    await http.post("/v1/chat/completions", json={"model": "up", "messages": ASKED, "stream": stream})
-    spans = tracing.named("chat up")
-    assert [span.attributes and span.attributes["gen_ai.response.finish_reasons"] for span in spans] == [
-        ("length",)
-    ] * 4
-    assert all("a secret" not in str(span.attributes) for span in spans[:2])
-    part = {"type": "text", "content": "one two three"}
-    said = [{"role": "assistant", "parts": [part], "finish_reason": "length"}]
-    asked = [{"role": "user", "parts": [{"type": "text", "content": "a secret"}]}]
-    assert [content_of(span) for span in spans[2:]] == [(asked, said)] * 2
-
-
-async def test_a_part_that_is_no_json_goes_on_whether_content_is_traced_or_not(tracing: Tracing) -> None:
-    server = ModelServer("no JSON")
+@pytest.mark.parametrize(
+    ("plan", "stream", "reason"), [("long", False, "length"), ("long", True, "length"), ("no JSON", True, "stop")]
+)
+async def test_an_answer_that_goes_on_in_bytes_is_the_same_whether_content_is_traced_or_not(
+    tracing: Tracing, plan: str, stream: bool, reason: str
+) -> None:
     answers: list[str] = []
-    async with server.listening() as url:
+    async with ModelServer(plan).listening() as url:
         for trace_content in (False, True):
             async with asking({"up": serving.upstream(url)}, trace_content=trace_content) as http:
-                body = {"model": "up", "messages": ASKED, "stream": True}
-                answers.append((await http.post("/v1/chat/completions", json=body)).text)
+                answers.append((await chat(http, "up", ASKED, stream=stream)).text)
     assert answers[0] == answers[1]
-    assert "data: oops\n\n" in answers[0]
+    assert ("data: oops\n\n" in answers[0]) == (plan == "no JSON")
+    spans: list[Any] = tracing.named("chat up")
+    assert [told(span, "response.finish_reasons") for span in spans] == [[(reason,)]] * 2
+    assert "a secret" not in str(spans[0].attributes)
+    asked = [{"role": "user", "parts": [{"type": "text", "content": "a secret"}]}]
     part = {"type": "text", "content": "one two three"}
-    said = [{"role": "assistant", "parts": [part], "finish_reason": "stop"}]
-    assert content_of(tracing.named("chat up")[1])[1] == said
+    assert content_of(spans[1]) == (asked, [{"role": "assistant", "parts": [part], "finish_reason": reason}])
 
 
 @ps.node
@@ -155,13 +137,12 @@ async def refuses(messages: Messages) -> str:
 async def test_an_answer_that_is_refused_or_late_is_an_error_in_its_span(tracing: Tracing) -> None:
     async with asking({"refuses": refuses}) as http:
         for content, status in (("late", 504), ("full", 503)):
-            body = {"model": "refuses", "messages": [{"role": "user", "content": content}]}
-            assert (await http.post("/v1/chat/completions", json=body)).status_code == status
-    for span, kind in zip(tracing.named("chat refuses"), ("TimeoutError", "Overloaded"), strict=True):
+            assert (await chat(http, "refuses", content)).status_code == status
+    spans: list[Any] = tracing.named("chat refuses")
+    assert [span.attributes["error.type"] for span in spans] == ["TimeoutError", "Overloaded"]
+    for span in spans:
         assert span.status.status_code is trace.StatusCode.ERROR
-        assert span.attributes is not None
-        assert span.attributes["error.type"] == kind
-        assert span.attributes["gen_ai.response.finish_reasons"] == ("error",)
+        assert told(span, "response.finish_reasons") == [("error",)]
 
 
 async def test_arguments_that_are_no_json_stay_text_in_spans(tracing: Tracing) -> None:
@@ -169,19 +150,20 @@ async def test_arguments_that_are_no_json_stay_text_in_spans(tracing: Tracing) -
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": one}} for one in given]
     async with asking({"thinker": thinker}, trace_content=True) as http:
         talk = [{"role": "assistant", "content": None, "tool_calls": calls}, *ASKED]
-        await http.post("/v1/chat/completions", json={"model": "thinker", "messages": talk})
+        await chat(http, "thinker", talk)
     [span] = tracing.named("chat thinker")
     assert [part["arguments"] for part in content_of(span)[0][0]["parts"]] == given
+
+
+def told(span: Any, *names: str) -> list[Any]:
+    """Return attributes of a span by their names behind `gen_ai.`; None for an attribute that it does not have."""
+    return [span.attributes.get(f"gen_ai.{name}") for name in names]
 
 
 def content_of(span: Any) -> tuple[Any, Any]:
     """Return the messages of request and answer in a span."""
     asked, said = (span.attributes[f"gen_ai.{side}.messages"] for side in ("input", "output"))
     return json.loads(asked), json.loads(said)
-
-
-def in_order(spans: Any, *order: int) -> list[Any]:
-    return [spans[place] for place in order]
 
 
 async def test_how_long_answers_take(monkeypatch: Any) -> None:
@@ -195,8 +177,7 @@ async def test_how_long_answers_take(monkeypatch: Any) -> None:
             http.headers["authorization"] = "Bearer sk-1"
             assert (await http.get("/metrics")).status_code == 200
             for model, stream in (("thinker", True), ("thinker", False), ("fails", False)):
-                body = {"model": model, "messages": ASKED, "stream": stream}
-                await http.post("/v1/chat/completions", json=body)
+                await chat(http, model, stream=stream)
             for texts in (["a", "b"], [1]):
                 await http.post("/v1/embeddings", json={"model": "length", "input": texts})
         data: Any = reader.get_metrics_data()

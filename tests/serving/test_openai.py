@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -12,9 +11,10 @@ import pytest
 import structlog
 
 import penstock as ps
-from penstock import asgi, engine, serving, testing
+from penstock import asgi, engine, serving
+from tests.kit import virtual
 from tests.serving import openai_server
-from tests.serving.openai_server import Messages, asking, client, echo, endless, served, thinker, whole
+from tests.serving.openai_server import Messages, asking, chat, client, echo, endless, served, thinker, whole
 
 MODELS = {"echo": echo, "endless": endless, "thinker": thinker, "fails": openai_server.fails, "whole": whole}
 ASKED: Messages = [{"role": "user", "content": "one two three"}]
@@ -76,7 +76,7 @@ async def test_reasoning_goes_on_under_both_names() -> None:
     async with asking({"look": look}) as http:
         for name in ("reasoning", "reasoning_content"):
             messages = [{"role": "assistant", "content": "x", name: "because"}, *ASKED]
-            await http.post("/v1/chat/completions", json={"model": "look", "messages": messages})
+            await chat(http, "look", messages)
     assert [one[0]["reasoning"] for one in seen] == [one[0]["reasoning_content"] for one in seen] == ["because"] * 2
 
 
@@ -93,30 +93,14 @@ async def test_structured_output_of_a_graph_that_takes_the_request() -> None:
 
 async def test_a_result_that_is_whole_is_streamed_as_one_part_and_calls_get_an_index() -> None:
     async with asking(MODELS, events="comments") as http:
-        comment, first, last, done = await events_of(http, {"model": "whole", "messages": ASKED})
-    assert (comment, done) == (': {"step":1}', "data: [DONE]")
+        *comments, first, last, done = await events_of(http, {"model": "whole", "messages": ASKED})
+    assert (comments, done) == ([': {"step":1}', ': {"done":2}'], "data: [DONE]")
     delta = first["choices"][0]["delta"]
     assert [(one["index"], one["function"]["name"], one["type"]) for one in delta["tool_calls"]] == [
         (0, "one", "function"), (1, "two", "function"),
     ]  # fmt: skip
     assert delta["tool_calls"][0]["id"] != delta["tool_calls"][1]["id"]
     assert (delta["content"], last["choices"][0]["finish_reason"]) == ("text", "tool_calls")
-
-
-@dataclass
-class Progress:
-    done: int
-
-
-async def test_an_event_of_a_dataclass_is_a_comment_with_its_fields() -> None:
-    @ps.node(effectful="unordered")
-    async def told(messages: Messages) -> str:
-        await ps.emit(Progress(1))
-        return "text"
-
-    async with asking({"told": told}, events="comments") as http:
-        comment, *_, done = await events_of(http, {"model": "told", "messages": ASKED})
-    assert (comment, done) == (': {"done":1}', "data: [DONE]")
 
 
 async def test_completions_and_models() -> None:
@@ -170,8 +154,7 @@ async def test_errors_name_the_field_before_the_first_byte(stream: bool) -> None
             told = await http.post(path, json={"model": "echo", "messages": ASKED})
             assert (told.status_code, told.json()["error"]["type"]) == (404, "not_found_error")
             assert "the base URL of clients ends with /v1" in told.json()["error"]["message"]
-        unknown = await http.post("/v1/chat/completions", json={"model": "other", "messages": ASKED})
-        assert "there is 'echo', " in unknown.json()["error"]["message"]
+        assert "there is 'echo', " in (await chat(http, "other")).json()["error"]["message"]
 
 
 async def test_an_error_behind_the_first_byte_is_told_and_never_looks_complete() -> None:
@@ -245,52 +228,50 @@ async def test_a_body_that_is_too_large_is_not_read() -> None:
 async def test_a_client_that_leaves_frees_its_place() -> None:
     async with asking(MODELS, max_in_flight=1, max_queue=8) as http, client(http.base_url) as asked:
         for body in ({"stream": True}, {"stream": False}):
-            before = openai_server.opened["closed"]
+            before = openai_server.opened.total
             with contextlib.suppress(httpx.ReadTimeout):
                 async with http.stream(
                     "POST", "/v1/chat/completions", json={"model": "endless", "messages": ASKED, **body}, timeout=0.1
                 ) as response:
                     await anext(response.aiter_raw())
             await asked.chat.completions.create(model="echo", messages=ASKED)  # waits for a free place
-            assert openai_server.opened["closed"] == before + 2
+            assert (openai_server.opened.now, openai_server.opened.total) == (0, before + 2)
 
 
-def test_a_client_that_stalls_is_ended_after_30_seconds() -> None:
+@virtual
+async def test_a_client_that_stalls_is_ended_after_30_seconds() -> None:
     body = json.dumps({"model": "endless", "messages": ASKED, "stream": True}).encode()
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+    app, loop, never = serving.openai(MODELS), asyncio.get_running_loop(), asyncio.Event()
+    sent: list[Any] = []
 
-    async def main() -> None:
-        app, loop, never = serving.openai(MODELS), asyncio.get_running_loop(), asyncio.Event()
-        sent: list[Any] = []
+    async def takes_all(message: Any) -> None:
+        sent.append(message)
 
-        async def takes_all(message: Any) -> None:
-            sent.append(message)
-
-        async def takes_two(message: Any) -> None:
-            sent.append(message)
-            if len(sent) > 2:
-                await never.wait()
-
-        async def sends_nothing() -> Any:
+    async def takes_two(message: Any) -> None:
+        sent.append(message)
+        if len(sent) > 2:
             await never.wait()
 
-        asked = iter([{"type": "http.request", "body": body}])
+    async def sends_nothing() -> Any:
+        await never.wait()
 
-        async def sends_a_body() -> Any:
-            return next(asked, None) or await sends_nothing()
+    asked = iter([{"type": "http.request", "body": body}])
 
-        async with app:
-            began = loop.time()
-            await app(scope, sends_nothing, takes_all)
-            assert (loop.time() - began, sent[0]["status"]) == (30, 408)
-            assert "not complete after 30 seconds" in json.loads(sent[1]["body"])["error"]["message"]
-            sent.clear()
-            began, closed = loop.time(), openai_server.opened["closed"]
-            await app(scope, sends_a_body, takes_two)
-            assert 30 <= loop.time() - began < 31
-            assert (sent[0]["status"], openai_server.opened["closed"]) == (200, closed + 1)
+    async def sends_a_body() -> Any:
+        return next(asked, None) or await sends_nothing()
 
-    testing.run_virtual(main)
+    async with app:
+        began = loop.time()
+        await app(scope, sends_nothing, takes_all)
+        assert (loop.time() - began, sent[0]["status"]) == (30, 408)
+        assert "not complete after 30 seconds" in json.loads(sent[1]["body"])["error"]["message"]
+        sent.clear()
+        began, before = loop.time(), openai_server.opened.total
+        await app(scope, sends_a_body, takes_two)
+        assert 30 <= loop.time() - began < 31
+        opened = openai_server.opened
+        assert (sent[0]["status"], opened.now, opened.total) == (200, 0, before + 1)
 
 
 async def test_unknown_fields_are_logged_once_by_name() -> None:

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import penstock as ps
 from penstock import engine, serving
 from tests.serving.model_server import ModelServer
-from tests.serving.openai_server import Messages, asking
+from tests.serving.openai_server import Messages, asking, chat
 
 ASKED: Messages = [{"role": "user", "content": "hi"}]
 CLIENTS = 4
@@ -62,8 +63,7 @@ async def test_a_graph_in_front_changes_the_messages_and_reads_the_parts() -> No
 
         async with asking({"rag": rag}, parts=[small]) as http:
             for stream in (False, True):
-                body = {"model": "rag", "messages": ASKED, "stream": stream}
-                answer = await http.post("/v1/chat/completions", json=body)
+                answer = await chat(http, "rag", stream=stream)
                 assert "ONE " in answer.text
                 assert '"model":"rag"' in answer.text
     assert [body["messages"][0]["content"] for body in server.bodies] == ["fact"] * 2
@@ -101,7 +101,7 @@ async def test_what_is_wrong_with_a_server_is_an_error_with_its_status(
 async def test_a_whole_answer_that_is_no_json_is_an_error_of_the_server() -> None:
     server = ModelServer("page")
     async with server.listening() as url, asking({"small": serving.upstream(url)}) as http:
-        answer = await http.post("/v1/chat/completions", json={"model": "small", "messages": ASKED})
+        answer = await chat(http, "small")
     assert (answer.status_code, answer.json()["error"]["message"]) == (
         502, "The upstream has sent something else than JSON.",
     )  # fmt: skip
@@ -118,65 +118,58 @@ async def _read(upstream: serving.Upstream, request: Any = None) -> str:
         return "".join([part.text async for part in parts])
 
 
-@pytest.mark.parametrize(("answers", "expected"), [(1, [200] * 4), (0, [502] * 4)])
-async def test_a_request_on_a_connection_that_the_server_closes_is_sent_again(
-    answers: int, expected: list[int]
-) -> None:
-    connections = asked = 0
+@contextlib.asynccontextmanager
+async def keeping_connections(answers: Callable[[int], Awaitable[bool]]) -> AsyncIterator[str]:
+    """Answers the requests of a connection, until `answers` says of the number of a request that it gets no answer."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections, asked
-        connections += 1
         with contextlib.suppress(asyncio.IncompleteReadError):  # the client has left
-            for number in range(answers + 1):  # the last request gets no answer
+            for number in itertools.count():
                 head = await reader.readuntil(b"\r\n\r\n")
                 await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
-                asked += 1
-                if number < answers:
-                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1") as server:
-        host, port = server.sockets[0].getsockname()
-        small = serving.upstream(f"http://{host}:{port}/v1", breaker=serving.Breaker(failures=9))
-        async with asking({"small": small}, parts=[small]) as http:
-            body = {"model": "small", "messages": ASKED}
-            statuses = [(await http.post("/v1/chat/completions", json=body)).status_code for _ in expected]
-    # A request that failed on a new connection is not sent again: the request may be what breaks the server.
-    assert (statuses, connections, asked) == (expected, 4, 7 if answers else 4)
-
-
-async def test_a_request_that_ends_its_connections_is_sent_twice_at_most() -> None:
-    posts = 0
-    has_all = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal posts
-        with contextlib.suppress(asyncio.IncompleteReadError):  # the client has left
-            for _ in range(2):
-                head = await reader.readuntil(b"\r\n\r\n")
-                await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
-                posts += 1
-                if posts > CLIENTS:
+                if not await answers(number):
                     break
-                if posts == CLIENTS:
-                    has_all.set()
-                await has_all.wait()  # so that each of the first requests has a connection of its own
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1") as server:
-        host, port = server.sockets[0].getsockname()
-        async with serving.upstream(f"http://{host}:{port}/v1") as small:
+        yield "http://{}:{}/v1".format(*server.sockets[0].getsockname())
 
-            async def ask() -> None:
-                async with engine.stream(ps.graph(small.chat)(ASKED, None)) as parts:
-                    _ = [part async for part in parts]
 
-            await asyncio.gather(*(ask() for _ in range(CLIENTS)))
-            with pytest.raises(serving.UpstreamError, match="broken off"):
-                await ask()
-    assert posts == CLIENTS + 2
+@pytest.mark.parametrize(("answered", "expected"), [(1, [200] * 4), (0, [502] * 4)])
+async def test_a_request_on_a_connection_that_the_server_closes_is_sent_again(
+    answered: int, expected: list[int]
+) -> None:
+    asked: list[int] = []
+
+    async def answers(number: int) -> bool:
+        asked.append(number)
+        return number < answered
+
+    async with keeping_connections(answers) as url:
+        small = serving.upstream(url, breaker=serving.Breaker(failures=9))
+        async with asking({"small": small}, parts=[small]) as http:
+            statuses = [(await chat(http, "small")).status_code for _ in expected]
+    # A request that failed on a new connection is not sent again: the request may be what breaks the server.
+    assert (statuses, asked) == (expected, [0, *[1, 0] * 3] if answered else [0] * 4)
+
+
+async def test_a_request_that_ends_its_connections_is_sent_twice_at_most() -> None:
+    asked: list[int] = []
+    has_all = asyncio.Event()
+
+    async def answers(number: int) -> bool:
+        asked.append(number)
+        if len(asked) == CLIENTS:
+            has_all.set()
+        await has_all.wait()  # so that each of the first requests has a connection of its own
+        return len(asked) <= CLIENTS
+
+    async with keeping_connections(answers) as url, serving.upstream(url) as small:
+        await asyncio.gather(*(_read(small) for _ in range(CLIENTS)))
+        with pytest.raises(serving.UpstreamError, match="broken off"):
+            await _read(small)
+    assert len(asked) == CLIENTS + 2
 
 
 async def test_a_breaker_refuses_and_tries_again() -> None:
@@ -258,8 +251,7 @@ async def test_an_engine_in_the_process_is_a_node_and_a_reader_who_leaves_aborts
         params=lambda request: 10**9 if request is None or request.max_tokens is None else request.max_tokens,
     )
     async with asking({"llm": node}) as http:
-        body = {"model": "llm", "messages": ASKED, "max_tokens": 3}
-        answer = (await http.post("/v1/chat/completions", json=body)).json()
+        answer = (await chat(http, "llm", max_tokens=3)).json()
         assert answer["choices"][0]["message"]["content"] == "hhh"
         assert answer["choices"][0]["finish_reason"] == "length"
         assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}

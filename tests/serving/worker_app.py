@@ -31,16 +31,8 @@ def on_device(x: Any) -> Any:
     return x * 2
 
 
-@ps.graph
-async def work(x: int) -> tuple[int, int]:
-    return in_process(in_thread(x))
-
-
-@ps.graph
-async def compute(x: float) -> object:
-    return on_device(x)
-
-
+work = in_thread >> in_process
+compute: ps.Graph[[float], Any] = ps.graph(on_device)
 service: engine.Service[[int], tuple[int, int]]
 
 
