@@ -95,6 +95,16 @@ async def counted(limit: int | None) -> AsyncIterator[int]:
 
 
 @ps.node
+async def listed(values: AsyncIterator[Any]) -> list[Any]:
+    return [value async for value in values]
+
+
+@ps.node
+async def summed(values: AsyncIterator[int]) -> int:
+    return sum([value async for value in values])
+
+
+@ps.node
 async def slow_to_leave(x: int) -> int:
     try:
         await asyncio.Event().wait()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import data, engine, testing
-from tests.kit import SCHEDULERS, Scheduler, negative, values_of, virtual
+from tests.kit import SCHEDULERS, Scheduler, negative, summed, values_of, virtual
 from tests.kit import counted as count
 
 
@@ -54,11 +54,6 @@ async def first_of(values: AsyncIterator[int]) -> int:
     return await anext(values)
 
 
-@ps.node
-async def total(values: AsyncIterator[int]) -> int:
-    return sum([number async for number in values])
-
-
 async def collected(call: ps.Call[AsyncIterator[Any]]) -> list[Any]:
     return await values_of(engine.stream(call))
 
@@ -78,7 +73,7 @@ async def stuck(limit: int) -> list[int]:
 @ps.graph
 async def sums(limit: int) -> list[int]:
     one, two, three = count(limit) >> data.split(3)
-    return [await total(one), await total(two >> negative), await first_of(three)]
+    return [await summed(one), await summed(two >> negative), await first_of(three)]
 
 
 @given(st.integers(0, 60))
@@ -144,7 +139,7 @@ async def test_branches_whose_readers_are_slow_are_waited_for() -> None:
     async def one_later(limit: int) -> list[int]:
         left, right = count(limit) >> data.split(2, ahead=1)
         later = await slowly(3)
-        return [await total(left), later, await total(right)]
+        return [await summed(left), later, await summed(right)]
 
     assert await collected(slow(20)) == [(number, number) for number in range(20)]
     assert await engine.run(with_tasks(20)) == [*range(20)] * 2
@@ -312,7 +307,7 @@ def test_a_limited_node_that_a_split_needs_twice_is_refused() -> None:
 
 
 @ps.node
-async def both_totals(left: AsyncIterator[int], right: AsyncIterator[int]) -> int:
+async def sum_of_both(left: AsyncIterator[int], right: AsyncIterator[int]) -> int:
     return sum([number + await anext(right) async for number in left])
 
 
@@ -330,14 +325,14 @@ async def store(values: AsyncIterator[int]) -> None:
 @ps.graph
 async def dependent(limit: int) -> int:
     left, right = count(limit) >> data.split(2, ahead=4)
-    return await total_and(right, await total(left))
+    return await total_and(right, await summed(left))
 
 
 @ps.graph
 async def split_twice(limit: int) -> list[int]:
     left, right = count(limit) >> data.split(2, ahead=4)
     one, two = left >> data.split(2, ahead=4)
-    return [await both_totals(one, two), await total(right)]
+    return [await sum_of_both(one, two), await summed(right)]
 
 
 @ps.graph
@@ -350,7 +345,7 @@ async def stored_and_given(limit: int) -> AsyncIterator[int]:
 @ps.graph
 async def read_together(limit: int) -> int:
     left, right = count(limit) >> data.split(2, ahead=4)
-    return await both_totals(left >> negative, right)
+    return await sum_of_both(left >> negative, right)
 
 
 @pytest.mark.parametrize(

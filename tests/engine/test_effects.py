@@ -12,6 +12,7 @@ import penstock as ps
 from penstock import data, engine, testing
 from tests.engine.test_plan import line_of
 from tests.kit import SCHEDULERS, values_of
+from tests.kit import listed as read
 
 Body = Callable[..., Any]
 done: list[str] = []
@@ -66,11 +67,6 @@ async def tell(name: str) -> str:
 async def count(name: str) -> AsyncIterator[str]:
     for number in range(3):
         yield f"{name} {number}"
-
-
-@ps.node
-async def read(values: AsyncIterator[str]) -> list[str]:
-    return [value async for value in values]
 
 
 @ps.node(effectful=True)

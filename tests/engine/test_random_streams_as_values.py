@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import SCHEDULERS, Scheduler
+from tests.kit import SCHEDULERS, Scheduler, listed
 
 Stage = tuple[str, int]
 
@@ -57,11 +57,6 @@ async def taken(limit: int, values: AsyncIterator[int]) -> AsyncIterator[int]:
         limit -= 1
         if not limit:
             return
-
-
-@ps.node
-async def listed(values: AsyncIterator[int]) -> list[int]:
-    return [value async for value in values]
 
 
 @ps.node(capacity=2)

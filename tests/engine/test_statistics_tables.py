@@ -6,7 +6,6 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from time import perf_counter
 from typing import Any, get_type_hints
 from xml.etree import ElementTree
@@ -19,7 +18,7 @@ from penstock import engine, telemetry
 from penstock.engine import ActorStatistics, AdmissionStatistics, ChannelStatistics, ServiceStatistics, StreamStatistics
 from penstock.telemetry.tables import duration, milliseconds, rate, significant
 from penstock.testing import wait_quiescent
-from tests.kit import model, numbers, same
+from tests.kit import listed, model, numbers, same
 
 IDLE = AdmissionStatistics(0, 64, 0, None, 0, 0, None)
 
@@ -256,19 +255,16 @@ def test_the_node_that_limits_is_named_in_a_sentence() -> None:
 
 
 async def test_the_time_of_a_node_that_reads_a_stream_is_not_taken_for_its_own() -> None:
-    @ps.node(timeout_seconds=100)
-    async def read(items: AsyncIterator[int]) -> list[int]:
-        return [item async for item in items]
+    timed: Any = ps.node(timeout_seconds=100)
 
-    @ps.node(timeout_seconds=100)
+    @timed
     async def count(items: list[int]) -> int:
         return len(items)
 
-    both = read >> count
-    async with engine.deploy(both) as service:
+    async with engine.deploy(timed(listed.fn) >> count) as service:
         await service(numbers(1))
         busy = {actor.node: actor.busy_seconds for actor in service.statistics().actors}
-    assert busy["read"] is None
+    assert busy["listed"] is None
     assert busy["count"] is not None
 
 

@@ -12,7 +12,17 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from tests.engine.tracing import define, double, refusal
-from tests.kit import SCHEDULERS, Gauge, cancelled_at_every_step, counted, negative, outcomes_of, values_of
+from tests.kit import (
+    SCHEDULERS,
+    Gauge,
+    cancelled_at_every_step,
+    counted,
+    listed,
+    negative,
+    outcomes_of,
+    summed,
+    values_of,
+)
 from tests.kit import numbers as count
 
 
@@ -20,11 +30,6 @@ from tests.kit import numbers as count
 async def zipped(left: AsyncIterator[int], right: AsyncIterator[int]) -> AsyncIterator[tuple[int, int]]:
     async for number in left:
         yield number, await anext(right)
-
-
-@ps.node
-async def collect(values: AsyncIterator[Any]) -> list[Any]:
-    return [value async for value in values]
 
 
 @ps.node
@@ -39,7 +44,7 @@ async def doubled(limit: int) -> AsyncIterator[int]:
 
 @ps.graph
 async def collected(limit: int) -> list[int]:
-    values: list[int] = await collect(count(limit))
+    values: list[int] = await listed(count(limit))
     return values
 
 
@@ -57,7 +62,7 @@ async def test_an_argument_may_be_a_stream() -> None:
 
     @ps.graph
     async def total(values: AsyncIterator[int]) -> list[int]:
-        result: list[int] = await collect(ps.map_each(double, values))
+        result: list[int] = await listed(ps.map_each(double, values))
         return result
 
     @ps.graph
@@ -105,7 +110,7 @@ async def test_without_an_engine_the_end_of_a_map_closes_what_it_reads() -> None
 async def test_graphs_with_streams_are_inlined() -> None:
     @ps.graph
     async def outer(limit: int) -> list[int]:
-        result: list[int] = await collect(ps.map_each(negative, await doubled(limit)))
+        result: list[int] = await listed(ps.map_each(negative, await doubled(limit)))
         return result
 
     assert await engine.run(outer(4)) == [0, -2, -4, -6]
@@ -155,7 +160,7 @@ async def test_a_generator_keeps_its_place_until_it_has_ended(kind: str) -> None
                     yield number
 
     node: Any = ps.node(Numbered)() if kind == "stateful" else ps.node(concurrency=2)(Numbered().__call__)
-    graph = node >> collect
+    graph = node >> listed
     assert await values_of(engine.stream(graph(20) for _ in range(20))) == [[*range(20)]] * 20
     assert (gauge.peak, gauge.now) == (1 if kind == "stateful" else 2, 0)
 
@@ -207,23 +212,23 @@ async def test_a_call_for_another_verb_and_an_option_that_does_not_apply_are_ref
 
 # Bodies of `async def g(limit: int, values: AsyncIterator[int])`.
 REFUSED = [
-    ("numbers = count(limit)\nreturn await collect(numbers), await first(numbers)",
-     "stream 'numbers' is read by 'first' and was read before by 'collect' .*one reader: call the node once"),
+    ("numbers = count(limit)\nreturn await listed(numbers), await first(numbers)",
+     "stream 'numbers' is read by 'first' and was read before by 'listed' .*one reader: call the node once"),
     ("numbers = count(limit)\nawait first(numbers)\nreturn numbers",
      "is read by the result and was read before by 'first'"),
-    ("numbers = count(limit)\nreturn await collect([numbers, numbers])",
-     "is read by 'collect' and was read before by 'collect'"),
-    ("numbers = count(limit)\nreturn await collect(ps.map_each(double, numbers)), await first(numbers)",
+    ("numbers = count(limit)\nreturn await listed([numbers, numbers])",
+     "is read by 'listed' and was read before by 'listed'"),
+    ("numbers = count(limit)\nreturn await listed(ps.map_each(double, numbers)), await first(numbers)",
      "is read by 'first' and was read before by 'map_each'"),
     ("return await first(values), await first(values)", "stream 'values' is read by 'first' and was read before"),
     ("return negative(count(limit))", "passed to 'negative', which cannot read it: only an `async def`"),
-    ("return await ps.cond(True, collect, collect, count(limit))", "passed to 'cond', which cannot read it"),
+    ("return await ps.cond(True, listed, listed, count(limit))", "passed to 'cond', which cannot read it"),
     ("numbers = count(limit)\nreturn await ps.map_each(lambda number: first(numbers), [1, 2])",
      "the body of map_each takes stream 'numbers' from outside"),
     ("return await ps.map_each(count, [limit])", "the body 'numbers' gives a stream.*read the stream inside the body"),
     ("return count(limit), limit", "stream 'numbers' is returned inside a tuple; return the stream alone"),
-    ("return await collect(count(limit).closed)", "an attribute or item of stream 'numbers'"),
-    ("return await collect(count.fn(3))", "used up by the first item; make its function a node"),
+    ("return await listed(count(limit).closed)", "an attribute or item of stream 'numbers'"),
+    ("return await listed(count.fn(3))", "used up by the first item; make its function a node"),
 ]  # fmt: skip
 
 
@@ -283,15 +288,13 @@ async def limited(values: AsyncIterator[int]) -> AsyncIterator[int]:
         yield value
 
 
-@ps.node(concurrency=4)
-async def limited_total(values: AsyncIterator[int]) -> int:
-    return sum([value async for value in values])
+limited_total = ps.node(concurrency=4, name="limited_total")(summed.fn)
 
 
 @ps.node
 class Total:
     async def __call__(self, values: AsyncIterator[int]) -> int:
-        return sum([value async for value in values])
+        return await summed.fn(values)
 
 
 stateful_total = Total()
@@ -337,7 +340,7 @@ async def _limited_of_a_body(limit: int) -> int:
 async def _three_in_a_circle(limit: int) -> Any:
     total = await limited_total(ps.map_each(_largest_of_a_body, count(limit)))
     largest = await limited_largest(ps.map_each(_limited_of_a_body, count(limit)))
-    return total, largest, await collect(ps.map_each(_total_of_a_body, limited(count(limit))))
+    return total, largest, await listed(ps.map_each(_total_of_a_body, limited(count(limit))))
 
 
 @pytest.mark.parametrize(
@@ -367,13 +370,13 @@ async def test_limited_nodes_that_wait_in_one_order(scheduler: Any) -> None:
         async for value in values:
             yield 2 * value
 
-    total = ps.node(concurrency=1)(limited_total.fn)
+    total = ps.node(concurrency=1)(summed.fn)
 
     @ps.graph
     async def graph(limit: int) -> tuple[Any, ...]:
         in_a_line = await total(doubled(ticks(limit)))
         again = await total(ps.map_each(_largest_of_a_body, doubled(ticks(limit))))
-        return in_a_line, again, await collect(zipped(ticks(limit), limited(count(limit))))
+        return in_a_line, again, await listed(zipped(ticks(limit), limited(count(limit))))
 
     expected = (12, 0 + 1 + 3 + 5, [(0, 0), (1, 1), (2, 2), (3, 3)])
     async with asyncio.timeout(20):
@@ -390,8 +393,8 @@ async def test_a_stream_that_is_open_before_another_of_its_node_was_read(schedul
     @ps.graph
     async def graph(limit: int) -> int:
         opened = ticks(limit)
-        read_before = await collect(ticks(limit))
-        return together(await collect(opened), read_before)
+        read_before = await listed(ticks(limit))
+        return together(await listed(opened), read_before)
 
     for use in (
         lambda: engine.run(graph(100), scheduler=scheduler),
@@ -448,7 +451,7 @@ def test_streams_work_under_every_kind_of_task_factory(kind: str) -> None:
         assert await engine.run(counted(5)) == [0, 1, 2, 3, 4]
         assert await values_of(engine.stream(counted(x) for x in range(3))) == [[], [0], [0, 1]]
 
-    counted = count >> collect
+    counted = count >> listed
     for _ in cancelled_at_every_step(main):
         pass
     testing.run_virtual(main)
