@@ -51,51 +51,29 @@ def handle(x: int) -> int:
 WRONG: list[tuple[Callable[..., Any], str, list[object], str]] = [
     (ps.node, "retry", [3], "a Retry, such as penstock.Retry(3), or None"),
     (ps.node, "fallback", [0], "a function of the exception, or None"),
-    (ps.node, "timeout_seconds", ["3", True, 0, float("nan"), float("inf")], "a finite number above 0, or None"),
+    (ps.node, "timeout_seconds", ["3", True, 0, float("nan"), Decimal(3)], "a finite number above 0, or None"),
     (ps.node, "batch", [4], "a Batch, such as penstock.Batch(max_size=32), or None"),
     (ps.node, "name", [3], "a text that is not empty and can be written as UTF-8, or None"),
     (ps.node, "pure", ["yes"], "True or False"),
     (ps.node, "effectful", [1], "True, False or 'unordered'"),
     (ps.node, "runs_on", [["thread"]], "one of 'loop', 'thread', 'process'"),
     (ps.node, "restart", [None, "always"], "one of 'permanent', 'transient', 'temporary'"),
-    (
-        ps.node,
-        "restart_on",
-        [ValueError, (ValueError, "OSError"), (KeyboardInterrupt,)],
-        "a tuple of exception classes",
-    ),
+    (ps.node, "restart_on", [ValueError, (ValueError, "OSError"), (KeyboardInterrupt,)], "a tuple of exception"),
     (ps.node, "inbox_capacity", [0], "a whole number of at least 1, or None"),
-    (
-        ps.node,
-        "shutdown_seconds",
-        ["1", -1, float("nan"), float("inf")],
-        "a finite number that is not negative, or None",
-    ),
+    (ps.node, "shutdown_seconds", ["1", -1, float("nan"), float("inf")], "not negative, or None"),
     (ps.node, "model", [5], "the name of the model"),
     (half.with_policy, "retry", [3], "a Retry, such as penstock.Retry(3), or None"),
     (half.with_policy, "timeout_seconds", [[1]], "a finite number above 0, or None"),
     (half.with_policy, "fallback", ["none"], "a function of the exception, or None"),
     (half.with_policy, "name", [""], "a text that is not empty"),
-    (
-        partial(ps.Retry, 3),
-        "retry_on",
-        [[ValueError], "ValueError", KeyboardInterrupt],
-        "an exception class, or a tuple of them",
-    ),
-    (partial(ps.Retry, 3), "backoff_seconds", ["1", -1, float("nan")], "a finite number that is not negative"),
+    (partial(ps.Retry, 3), "retry_on", [[ValueError], "ValueError", KeyboardInterrupt], "an exception class, or a tup"),
+    (partial(ps.Retry, 3), "backoff_seconds", ["1", -1, float("nan"), Decimal(1)], "number that is not negative"),
     (partial(ps.Retry, 3), "max_backoff_seconds", [None, -1], "a finite number that is not negative"),
     (partial(ps.Retry, 3), "jitter", ["0.1", 1.5, -0.1], "a share between 0 and 1"),
     (partial(ps.Batch, 8), "max_wait_seconds", [None, -1, float("inf")], "a finite number that is not negative"),
-    (partial(devices.DeviceBatch, 8), "buckets", [4], '"powers_of_two" or a tuple'),
-    (partial(devices.DeviceBatch, 8), "pad_axes", [[("x", 0)]], "a mapping of names of parameters to axes"),
-    (ps.RateLimit, "per_second", ["5", 1j, 0, -1, float("inf")], "a finite number above 0"),
+    (ps.RateLimit, "per_second", ["5", 1j, 0, -1, float("inf"), Decimal(5)], "a finite number above 0"),
     (engine.Engine().deploy, "within_seconds", ["5", 0, float("inf"), float("nan")], "a finite number above 0"),
-    (
-        engine.Engine().deploy,
-        "strategy",
-        [1, "simple_one_for_one"],
-        "one of 'one_for_one', 'one_for_all', 'rest_for_one'",
-    ),
+    (engine.Engine().deploy, "strategy", [1, "simple"], "one of 'one_for_one', 'one_for_all', 'rest_for_one'"),
     (engine.Engine().deploy, "warmup", ["yes"], "True or False"),
     (engine.Engine().deploy, "timeout_seconds", ["3"], "a number of seconds, 0 or more, or None"),
     (engine.Engine, "timeout_seconds", ["3"], "a number of seconds, 0 or more, or None"),
@@ -146,6 +124,7 @@ def test_every_option_of_a_record_is_checked(record: Any) -> None:
 def test_numbers_of_every_kind_are_accepted(seconds: Any) -> None:
     assert ps.node(timeout_seconds=seconds)(half.fn).policy.timeout_seconds == seconds
     assert ps.ExecutionOptions(timeout_seconds=seconds).timeout_seconds == seconds
+    assert ps.Retry(3, backoff_seconds=seconds).backoff_seconds == seconds
 
 
 def test_an_option_that_there_is_not_is_answered_with_those_that_there_are() -> None:
@@ -184,21 +163,3 @@ async def test_priority_may_be_negative_and_is_no_bool() -> None:
     for value in ("2", 2.0, True):
         with pytest.raises(ps.OptionsError, match=f"priority={value!r}: a whole number"):
             ps.ExecutionOptions(priority=value)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ps.Retry(3, backoff_seconds=Decimal("0.01")),  # type: ignore[arg-type]
-        lambda: ps.node(timeout_seconds=Decimal(3))(len),  # type: ignore[call-overload]
-        lambda: ps.RateLimit(per_second=Decimal(5)),  # type: ignore[arg-type]
-    ],
-)
-def test_a_decimal_is_refused_since_no_clock_adds_it_to_its_times(make: Callable[[], object]) -> None:
-    with pytest.raises(ps.OptionsError, match="Decimal"):
-        make()
-
-
-def test_numbers_of_numpy_and_fractions_are_numbers() -> None:
-    assert ps.Retry(3, backoff_seconds=np.float32(0.5)).backoff_seconds == 0.5
-    assert ps.Retry(3, backoff_seconds=Fraction(1, 2)).backoff_seconds == 0.5  # type: ignore[arg-type]

@@ -1,21 +1,10 @@
-"""What a channel refuses, and for how long its users wait; test_channel_model.py tries all that they may do."""
+"""What a channel holds, and for how long its users wait; test_channel_model.py tries all that they may do."""
 
 import asyncio
 
-import pytest
-
-from penstock import ChannelClosed
 from penstock.actors.channel import Channel
 from penstock.testing import wait_quiescent
 from tests.kit import begun
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"capacity": 0}, {"capacity": 1, "max_bytes": 0}, {"capacity": 1, "max_bytes": 9}]
-)
-def test_impossible_bounds_are_refused(arguments: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        Channel(**arguments)
 
 
 def test_it_is_first_in_first_out_and_holds_no_more_than_its_capacity() -> None:
@@ -31,23 +20,6 @@ def test_a_size_counts_as_it_was_when_the_item_came() -> None:
     item.clear()
     channel.get_nowait()
     assert channel.statistics().bytes_held == 0
-
-
-async def test_closing_refuses_puts_and_lets_the_rest_be_taken() -> None:
-    channel: Channel[str] = Channel(1)
-    channel.put_nowait("first")
-    [putter] = await begun(channel.put("second"))
-    channel.close()
-    with pytest.raises(ChannelClosed, match="while this put waited"):
-        await putter
-    with pytest.raises(ChannelClosed, match="put into"):
-        channel.put_nowait("third")
-    assert channel.closed
-    assert await channel.get() == "first"
-    with pytest.raises(ChannelClosed, match="drained"):
-        await channel.get()
-    with pytest.raises(ChannelClosed, match="drained"):
-        channel.get_nowait()
 
 
 async def test_only_waiting_is_counted_as_waiting() -> None:

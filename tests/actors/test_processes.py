@@ -438,12 +438,6 @@ async def test_aclose_cancels_what_is_queued(door: Door) -> None:
     await pool.aclose()  # a second aclose does nothing
 
 
-async def test_a_pool_that_never_ran_anything_closes() -> None:
-    await ProcessPool(1).aclose()
-    with pytest.raises(ValueError, match="max_workers"):
-        ProcessPool(0)
-
-
 # Names
 
 

@@ -1,6 +1,5 @@
 """The decisions of a supervisor, against a model of OTP's `supervisor` (stdlib)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +45,6 @@ class Spec:
     number: int
     mode: RestartMode
     alive: bool = True
-    restarting: bool = False
 
 
 @dataclass
@@ -162,28 +160,9 @@ class Supervision(RuleBasedStateMachine):
             assert self.journal == self.otp.journal
             assert self.state.running == {spec.number for spec in self.otp.specs if spec.alive}
             assert self.state.escalated == self.otp.terminated
+            for spec in self.otp.specs:
+                assert self.state.state_of(spec.number) == ("running" if spec.alive else "stopped")
 
 
 def test_any_exits_are_answered_as_in_a_model_of_otp() -> None:
     run_state_machine_as_test(Supervision)
-
-
-def test_a_child_is_restarting_until_it_runs_and_stopped_if_it_never_will() -> None:
-    state = SupervisorState(SupervisorFlags("one_for_all", max_restarts=3))
-    for mode in ("permanent", "transient", "temporary"):
-        state.add(mode)
-    steps: list[tuple[Callable[[], object], list[str]]] = [
-        (lambda: None, ["running", "running", "running"]),
-        (lambda: state.exited(1, "normal", 0.0), ["running", "stopped", "running"]),
-        (lambda: state.exited(0, "crash", 0.0), ["restarting", "restarting", "stopped"]),
-        (lambda: state.started(0), ["running", "restarting", "stopped"]),
-        (lambda: state.started(1), ["running", "running", "stopped"]),
-        (lambda: state.exited(1, "normal", 0.1), ["running", "stopped", "stopped"]),
-        (lambda: state.exited(0, "crash", 0.1), ["restarting", "restarting", "stopped"]),
-        (lambda: state.start_failed(0, 0.2), ["restarting", "restarting", "stopped"]),
-        (lambda: state.start_failed(0, 0.3), ["stopped", "stopped", "stopped"]),
-    ]
-    for step, expected in steps:
-        step()
-        assert [state.state_of(child) for child in range(3)] == expected
-    assert state.escalated

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from penstock._errors import EngineClosedError
 from penstock.actors.threads import Job, ThreadPool, ThreadSlots
 from tests.kit import Gate
 
@@ -25,24 +24,6 @@ async def pool() -> AsyncIterator[ThreadPool]:
 
 def submit(pool: ThreadPool, fn: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
     return pool.submit(contextvars.copy_context(), None, fn, *args)
-
-
-async def test_a_job_cancelled_in_the_queue_never_runs(pool: ThreadPool) -> None:
-    gate, ran = Gate(), list[str]()
-    first, second = submit(pool, gate.block, 1), submit(pool, ran.append, "second")
-    await gate.has()
-    second.cancel()
-    gate.open()
-    await asyncio.gather(first, submit(pool, int))
-    assert (ran, pool.statistics().discarded) == ([], 0)
-
-
-async def test_on_returned_comes_after_the_result(pool: ThreadPool) -> None:
-    order: list[str] = []
-    future = pool.submit(contextvars.copy_context(), lambda: order.append(f"returned, done={future.done()}"), int)
-    await future
-    await submit(pool, int)
-    assert order == ["returned, done=True"]
 
 
 @pytest.mark.parametrize(
@@ -98,22 +79,6 @@ async def test_jobs_that_wait_in_a_lane_leave_the_thread_to_others_in_their_turn
     gate.open()
     await asyncio.gather(*jobs)
     assert order == ["other 1", "other 2", "slots 1", "slots 2"]
-
-
-async def test_close_nowait_ends_idle_threads() -> None:
-    pool = ThreadPool(2, name="ending")
-    await asyncio.gather(submit(pool, int), submit(pool, int))
-    pool.close_nowait()
-    with pytest.raises(EngineClosedError):
-        submit(pool, int)
-    await pool.aclose()
-    assert pool.statistics().threads == 0
-
-
-async def test_a_pool_that_never_ran_anything_closes() -> None:
-    await ThreadPool(1).aclose()
-    with pytest.raises(ValueError, match="max_threads"):
-        ThreadPool(0)
 
 
 def test_a_result_that_comes_after_the_loop_closed_is_discarded() -> None:

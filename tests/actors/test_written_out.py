@@ -68,28 +68,21 @@ Numbers = tuple[int, ...]
 def stage(number: int, failing: int, concurrency: int | None, *, hangs: bool, is_plain: bool) -> Any:
     """Return a node of a line; at the failing node, some items fail, and some wait for ever or for one turn."""
 
-    if is_plain:
-
-        @ps.node(name=f"stage{number}")
-        def step(x: int) -> int:
-            if number == failing and x % 3 == 1:
-                raise ValueError(x)
-            return x + 1000 * (ps.current().node == f"stage{number}")
-
-        return step
-
-    @ps.node(name=f"stage{number}", concurrency=concurrency if number % 2 else None)
-    async def pass_on(x: int) -> int:
+    def step(x: int) -> int:
         if number == failing and x % 3 == 1:
             raise ValueError(x)
+        return x + 1000 * (ps.current().node == f"stage{number}")
+
+    async def pass_on(x: int) -> int:
         if number == failing and x % 3 == 2 and hangs:
             await asyncio.Event().wait()
         elif x % 5 == 0:
             await asyncio.sleep(0)
-        node = ps.current().node
-        return x + 1000 * (node == f"stage{number}")
+        return step(x)
 
-    return pass_on
+    if is_plain:
+        return ps.node(name=f"stage{number}")(step)
+    return ps.node(name=f"stage{number}", concurrency=concurrency if number % 2 else None)(pass_on)
 
 
 def line_of(stages: int, failing: int, plain_ones: Numbers, concurrency: int | None, *, hangs: bool) -> Any:
@@ -172,10 +165,11 @@ async def test_a_line_takes_the_items_of_a_stream_as_its_nodes_do_one_by_one(
     assert written_out == await after_a_stream(stages, failing, plain_ones, concurrency=concurrency, size=size)
 
 
-async def test_a_line_that_waits_with_an_item_has_let_go_of_the_one_before() -> None:
-    class Value:
-        pass
+class Value:
+    """A value that a weak reference can watch."""
 
+
+async def test_a_line_that_waits_with_an_item_has_let_go_of_the_one_before() -> None:
     values = [Value() for _ in range(4)]
     may_return = asyncio.Event()
 
@@ -199,9 +193,6 @@ async def test_a_line_that_waits_with_an_item_has_let_go_of_the_one_before() -> 
 
 
 async def test_a_value_that_has_come_out_of_a_line_is_released() -> None:
-    class Value:
-        pass
-
     inside, gate = list[weakref.ref[Value]](), Gate()
     held = gate.node()
 
@@ -265,14 +256,7 @@ async def test_an_item_that_ends_in_a_line_goes_no_further(last: int) -> None:
 
         return pass_on
 
-    nodes = [step(number) for number in range(4)]
-
-    @ps.graph
-    async def whole(x: int) -> int:
-        for node in nodes:
-            x = await node(x)
-        return x
-
+    whole = step(0) >> step(1) >> step(2) >> step(3)
     async with engine.deploy(whole) as service:
         for x in range(9):  # nodes are watched during their first calls, and run in a line later
             calls.append(asyncio.ensure_future(service(x)))
