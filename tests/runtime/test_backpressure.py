@@ -1,12 +1,14 @@
 """A bounded graph cannot deadlock: a producer that waits for room always goes on when there is room."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import virtual
+from tests.kit import outcomes_of
 
 
 @ps.node(concurrency=3)
@@ -87,60 +89,45 @@ def test_two_full_inboxes_behind_a_fork_of_which_one_drains_first(graph, effort:
     testing.interleavings(main, count=20 * effort)
 
 
-class Page:
-    """A page; number 5 has no body."""
-
-    def __init__(self, number: int) -> None:
-        if number != 5:
-            self.body = b"x"
+@ps.node
+async def page(x: int) -> SimpleNamespace:
+    return SimpleNamespace() if x == 5 else SimpleNamespace(body=b"x")
 
 
 @ps.node
-async def fetch(x: int) -> Page:
-    return Page(x)
+async def view(x: int) -> memoryview:
+    view = memoryview(b"x")
+    if x == 5:
+        view.release()  # from now on, `view.nbytes` raises ValueError
+    return view
 
 
 @ps.node(concurrency=1, max_bytes=100)
-async def use(body: bytes) -> int:
+async def use(body: Any) -> int:
     await asyncio.sleep(0)
     return len(body)
 
 
 @ps.graph
-async def sized(x: int) -> int:
-    return await use((await fetch(x)).body)
+async def of_a_part_that_is_missing(x: int) -> int:
+    return await use((await page(x)).body)
 
 
-async def test_an_argument_that_cannot_be_built_fails_its_item_only_though_its_size_is_asked_for() -> None:
-    outcomes = [outcome async for outcome in engine.stream(sized(x) for x in range(20)).outcomes()]
-    assert [outcome.value for outcome in outcomes if outcome.index != 5] == [1] * 19
-    assert isinstance(outcomes[5].error, AttributeError)
-    assert outcomes[5].error.__notes__ == ["in node 'use' of graph 'sized', item 5, attempt 1"]
-    async with engine.deploy(sized) as service:
-        with pytest.raises(AttributeError):
+of_a_value_without_size = view >> use
+
+
+@pytest.mark.parametrize(
+    ("graph", "error"), [(of_a_part_that_is_missing, AttributeError), (of_a_value_without_size, ValueError)]
+)
+async def test_an_argument_whose_size_cannot_be_told_fails_its_item_only(graph: Any, error: type[Exception]) -> None:
+    outcomes = await outcomes_of(engine.stream(map(graph, range(20))))
+    assert [outcome.value for outcome in outcomes] == [1] * 5 + [None] + [1] * 14
+    assert isinstance(outcomes[5].error, error)
+    assert outcomes[5].error.__notes__ == [f"in node 'use' of graph {graph.name!r}, item 5, attempt 1"]
+    async with engine.deploy(graph) as service:
+        with pytest.raises(error):
             await service(5)
         assert await service(6) == 1
-    with pytest.raises(AttributeError):
-        await engine.run(sized(5))
-    assert await engine.run(sized(6)) == 1
-
-
-@virtual
-async def test_a_value_that_cannot_tell_its_size_fails_its_item_only() -> None:
-    @ps.node
-    async def make(x: int) -> memoryview:
-        view = memoryview(bytes(10))
-        if x == 2:
-            view.release()  # from now on, `view.nbytes` raises ValueError
-        return view
-
-    @ps.node(concurrency=1, max_bytes=100)
-    async def measure(view: memoryview) -> int:
-        await asyncio.sleep(0)
-        return len(view)
-
-    graph = make >> measure
-    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # logs of this error do not matter
-    outcomes = [outcome async for outcome in engine.stream(graph(x) for x in range(5)).outcomes()]
-    assert [outcome.value for outcome in outcomes] == [10, 10, None, 10, 10]
-    assert isinstance(outcomes[2].error, ValueError)
+    with pytest.raises(error):
+        await engine.run(graph(5))
+    assert await engine.run(graph(6)) == 1

@@ -5,7 +5,7 @@ import contextvars
 import gc
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -16,8 +16,6 @@ from penstock import engine, testing
 from penstock.actors.batching import Batcher
 from penstock.actors.own_loops import Mailbox, Request
 from tests.kit import Gate, begun, cancelled_at_every_step, outcomes, virtual
-
-BatchFunction = Callable[[list[int]], Awaitable[list[int | Exception]]]
 
 
 class Recorder:
@@ -141,17 +139,6 @@ async def test_an_item_that_costs_too_much_or_has_no_cost_is_refused_alone() -> 
     assert "node 'same' refuses an item: it costs 11, and a whole batch may cost at most max_cost=10" in str(others[3])
 
 
-async def test_an_error_of_an_item_does_not_touch_its_batch_mates() -> None:
-    @ps.node(batch=ps.Batch(4))
-    async def picky(items: list[int]) -> list[int | Exception]:
-        return [ValueError(f"odd: {item}") if item % 2 else item for item in items]
-
-    graph = ps.graph(picky)
-    outcomes = [outcome async for outcome in engine.stream(graph(x) for x in range(4)).outcomes()]
-    assert [outcome.value for outcome in outcomes] == [0, None, 2, None]
-    assert [str(outcome.error) for outcome in outcomes] == ["None", "odd: 1", "None", "odd: 3"]
-
-
 @pytest.mark.parametrize(
     ("returned", "error", "match"),
     [
@@ -248,22 +235,19 @@ async def test_a_batch_that_nobody_wants_any_more_is_cancelled(swallows: bool) -
     assert gate.came == gate.cancelled == [[0, 1]]
 
 
-class HeldThread:
-    """A batched function for a thread; its first batch waits, and all batches are recorded."""
+class HeldThread(Gate):
+    """A batched function for a thread, whose batches wait at a gate; the test may wait for them without the loop."""
 
     def __init__(self, handle: Callable[[list[int]], Sequence[int]] = list) -> None:
-        self.batches: list[list[int]] = []
+        super().__init__()
         self.begun = threading.Semaphore(0)
-        self.go_on = threading.Event()
         self._handle = handle
 
     def __call__(self, items: list[int]) -> Sequence[int]:
-        self.batches.append(items)
         self.begun.release()
-        assert self.go_on.wait(30)
-        return self._handle(items)
+        return self._handle(self.block(items))
 
-    def graph(self, max_size: int) -> ps.Graph[[int], int]:
+    def batched(self, max_size: int) -> ps.Graph[[int], int]:
         def hold(items: list[int]) -> Sequence[int]:
             return self(items)
 
@@ -279,20 +263,20 @@ async def queued(service: engine.Service[[int], int], items: range) -> list[asyn
 
 async def test_a_thread_goes_on_with_what_waits_while_the_loop_is_held() -> None:
     held = HeldThread()
-    async with engine.Engine() as own, own.deploy(held.graph(2)) as service:
+    async with engine.Engine() as own, own.deploy(held.batched(2)) as service:
         calls = await queued(service, range(6))
-        held.go_on.set()
+        held.open()
         for _ in range(2):
             assert held.begun.acquire(timeout=30)  # the loop takes no turn meanwhile
         assert await asyncio.gather(*calls) == list(range(6))
-    assert held.batches == [[0], [1, 2], [3, 4], [5]]
+    assert held.came == [[0], [1, 2], [3, 4], [5]]
 
 
 @asynccontextmanager
 async def one_thread(max_size: int, *, of_engine: bool) -> AsyncIterator[tuple[HeldThread, Any, Any, Any]]:
     """A deployment with one thread; a batched node and a node for single items run the same function."""
     held = HeldThread()
-    batched, other = held.graph(max_size), ps.graph(ps.node(runs_on="thread")(lambda x: held([x])[0]))
+    batched, other = held.batched(max_size), ps.graph(ps.node(runs_on="thread")(lambda x: held([x])[0]))
     async with (
         engine.Engine(max_workers=1 if of_engine else 8) as own,
         own.deploy(batched, other, max_workers=8 if of_engine else 1) as service,
@@ -305,9 +289,9 @@ async def test_what_waits_for_a_thread_comes_before_the_next_batch(*, of_engine:
     async with one_thread(1, of_engine=of_engine) as (held, service, batched, other):
         calls = await begun(service.run(batched(0)))
         calls += await begun(service.run(batched(1)), service.run(other(2)))
-        held.go_on.set()
+        held.open()
         assert await asyncio.gather(*calls) == [0, 1, 2]
-    assert held.batches == [[0], [2], [1]]
+    assert held.came == [[0], [2], [1]]
 
 
 @pytest.mark.parametrize("of_engine", [True, False], ids=["engine", "deployment"])
@@ -321,10 +305,10 @@ async def test_who_leaves_while_a_batch_waits_for_a_thread_is_not_in_it(
         for x in leaving:
             calls[x].cancel()
         await testing.wait_quiescent()
-        held.go_on.set()
+        held.open()
         assert await outcomes(*calls) == [asyncio.CancelledError if x in leaving else x for x in range(4)]
         assert await service.run(batched(4)) == 4
-    assert held.batches == batches
+    assert held.came == batches
 
 
 class Unreadable(list[int]):
@@ -357,9 +341,9 @@ async def test_in_a_thread_each_batch_has_its_own_outcome_and_context() -> None:
         return items
 
     held = HeldThread(handle)
-    async with engine.Engine() as own, own.deploy(held.graph(1)) as service:
+    async with engine.Engine() as own, own.deploy(held.batched(1)) as service:
         calls = await queued(service, range(8))
-        held.go_on.set()
+        held.open()
         errors = [ValueError, ps.NodeCancelledError, RuntimeError, ValueError, TypeError, KeyError]
         assert await outcomes(*calls) == [0, *errors, 7]
     assert seen == [0] * 8
@@ -460,16 +444,16 @@ def test_what_cannot_be_batched_is_refused() -> None:
 @virtual
 async def test_an_abort_waits_for_a_thread_however_long_it_takes_and_no_further_batch_begins() -> None:
     held = HeldThread()
-    async with engine.deploy(held.graph(1)) as service:
+    async with engine.deploy(held.batched(1)) as service:
         calls = await queued(service, range(3))
         held.begun.acquire()  # otherwise abort() would skip the batch
         stopping = asyncio.create_task(service.abort())
         await asyncio.sleep(3600)  # virtual seconds
         assert not stopping.done()
-        held.go_on.set()
+        held.open()
         await stopping
         assert await outcomes(*calls) == [ps.EngineClosedError] * 3
-    assert held.batches == [[0]]
+    assert held.came == [[0]]
 
 
 @virtual
@@ -489,39 +473,31 @@ async def test_the_end_of_the_inbox_lets_what_waits_go_at_once() -> None:
     assert asyncio.get_running_loop().time() == 0
 
 
+@ps.node(batch=ps.Batch(3, max_wait_seconds=0.05), concurrency=2)
+async def slow(items: list[int]) -> list[int]:
+    await asyncio.sleep(0.01 * len(items))
+    return items
+
+
 def test_every_item_has_one_outcome_under_many_interleavings(effort: int) -> None:
     async def main() -> None:
-        @ps.node(batch=ps.Batch(3, max_wait_seconds=0.05), concurrency=2)
-        async def slow(items: list[int]) -> list[int]:
-            await asyncio.sleep(0.01 * len(items))
-            return items
-
         async with engine.deploy(ps.graph(slow)) as service:
             calls = [asyncio.create_task(service(x)) for x in range(10)]
             await asyncio.sleep(0.02)
             for call in calls[::3]:
                 call.cancel()
-            results = await asyncio.gather(*calls, return_exceptions=True)
-            for x, result in enumerate(results):
-                assert result == x or (x % 3 == 0 and isinstance(result, asyncio.CancelledError))
+            for x, result in enumerate(await outcomes(*calls)):
+                assert result == x or (x % 3 == 0 and result is asyncio.CancelledError)
 
     testing.interleavings(main, count=50 * effort)
 
 
 def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
-    async def main() -> list[int]:
-        @ps.node(batch=ps.Batch(3, max_wait_seconds=0.05))
-        async def slow(items: list[int]) -> list[int]:
-            await asyncio.sleep(0.01)
-            return items
+    @ps.graph
+    async def mapped(items: list[int]) -> list[int]:
+        return await ps.map_each(slow, items)
 
-        @ps.graph
-        async def mapped(items: list[int]) -> list[int]:
-            return await ps.map_each(slow, items)
-
-        return await engine.run(mapped([1, 2, 3, 4]))
-
-    for outcome in cancelled_at_every_step(main):
+    for outcome in cancelled_at_every_step(lambda: engine.run(mapped([1, 2, 3, 4]))):
         assert outcome.error or outcome.result == [1, 2, 3, 4]
 
 

@@ -1,9 +1,11 @@
 """Results that a node keeps: their scope, their lifetime, and one computation at a time for all equal calls."""
 
 import asyncio
+import contextlib
+import itertools
 import random
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gate, Renamed, begun, model, numbers, outcomes, slow_to_leave, virtual
+from tests.kit import Gate, Gauge, Renamed, begun, model, numbers, outcomes, slow_to_leave, values_of, virtual
 
 KEPT = ps.Cache(max_bytes=1_000_000)
 
@@ -211,14 +213,12 @@ async def test_a_device_array_is_refused() -> None:
 
 
 async def test_the_instance_of_a_resource_is_part_of_the_key() -> None:
-    opened = 0
+    opened = itertools.count(1)
     computed: list[int] = []
 
     @ps.resource
     async def index() -> AsyncIterator[list[int]]:
-        nonlocal opened
-        opened += 1
-        yield [opened]
+        yield [next(opened)]
 
     @ps.node(cache=KEPT)
     async def search(where: list[int], question: str) -> int:
@@ -445,9 +445,8 @@ async def test_computations_that_would_wait_for_each_other_are_refused() -> None
 
     ask = ps.graph(mutual)
     async with engine.Engine() as e, e.deploy(ask) as service:
-        calls = asyncio.gather(*[service.run(ask(value)) for value in (1, 2)], return_exceptions=True)
-        errors = await asyncio.wait_for(calls, 10)
-    assert [type(error) for error in errors] == [ps.ReentrantCallError] * 2
+        async with asyncio.timeout(10):
+            assert await outcomes(service(1), service(2)) == [ps.ReentrantCallError] * 2
 
 
 async def test_an_abort_ends_computations_that_wait_for_each_other_unseen() -> None:
@@ -515,8 +514,7 @@ async def test_in_a_stream_and_in_a_body() -> None:
         return await ps.map_each(node, values)
 
     async with engine.Engine() as e:
-        found = [value async for value in e.stream(ask(str(number % 2)) for number in range(6))]
-        assert found == ["of 0", "of 1"] * 3
+        assert await values_of(e.stream(map(ask, "010101"))) == ["of 0", "of 1"] * 3
         assert await e.run(each(["0", "1", "2"])) == ["of 0", "of 1", "of 2"]
     assert calls == {"'0'": 1, "'1'": 1, "'2'": 1}
 
@@ -631,21 +629,16 @@ async def _some_leave(seed: int) -> None:
     """Calls with few different arguments; some calls are cancelled at random times."""
 
     draw = random.Random(seed)
-    running = Counter[int]()
-    most = Counter[int]()
+    gauges = defaultdict[int, Gauge](Gauge)
 
     @ps.node(cache=ps.Cache(max_bytes=500 * draw.randint(1, 3), ttl_seconds=1), concurrency=draw.choice([None, 1, 2]))
     async def compute(key: int) -> int:
-        running[key] += 1
-        most[key] = max(most[key], running[key])
-        try:
+        with gauges[key]:
             for _ in range(draw.randint(0, 3)):
                 await asyncio.sleep(0)
             if draw.random() < 0.2:
                 raise LookupError(key)
             return key
-        finally:
-            running[key] -= 1
 
     ask = ps.graph(compute)
 
@@ -656,15 +649,12 @@ async def _some_leave(seed: int) -> None:
             await asyncio.sleep(0)
         if draw.random() < 0.5:
             call.cancel()
-        try:
+        with contextlib.suppress(LookupError, asyncio.CancelledError):
             assert await call == key
-        except (LookupError, asyncio.CancelledError):
-            pass
 
     async with engine.Engine() as e, e.deploy(ask) as service:
         await asyncio.gather(*[one(draw.choice([service, e])) for _ in range(20)])
-        assert not +running
-    assert all(count == 1 for count in most.values())
+    assert all((gauge.now, gauge.peak) == (0, 1) for gauge in gauges.values())
 
 
 @pytest.mark.parametrize("first", range(0, 100, 20))

@@ -6,48 +6,33 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import cancelled_at_every_step, model, outcomes, plain, virtual
+from tests.kit import Gauge, cancelled_at_every_step, model, outcomes, paused, plain, values_of, virtual
+
+log: list[str] = []  # of the instances of stateful nodes
+gauge = Gauge()
 
 
-class Books:
-    """Counts of instances entered and left, and of handlers begun, in one run."""
-
-    def __init__(self) -> None:
-        self.open()
-
-    def open(self) -> None:
-        """Reset all counts for another run."""
-        self.entered = 0
-        self.left = 0
-        self.running = 0
-
-    def check(self) -> None:
-        assert self.entered == self.left, f"entered {self.entered} times, left {self.left} times"
-        assert self.running == 0
+def open_books() -> None:
+    """Resets all counts for another run."""
+    log.clear()
+    gauge.now = 0
 
 
-books = Books()
-
-
-@contextlib.contextmanager
-def noted() -> Iterator[None]:
-    books.running += 1
-    try:
-        yield
-    finally:
-        books.running -= 1
+def check_books() -> None:
+    assert log.count("entered") == log.count("left"), log
+    assert gauge.now == 0
 
 
 @ps.node
 async def wait(x: int) -> int:
-    with noted():
+    with gauge:
         try:
             await asyncio.sleep(x % 3)
         finally:
@@ -57,7 +42,7 @@ async def wait(x: int) -> int:
 
 @ps.node(concurrency=1, capacity=1)
 async def narrow(x: int) -> int:
-    with noted():
+    with gauge:
         await asyncio.sleep(0)
     return x
 
@@ -76,26 +61,16 @@ async def total(values: list[int]) -> int:
     return sum(values)
 
 
-@ps.node
-class Model:
-    """An instance that suspends while it is entered and while it is left; an entered instance must be left."""
-
-    async def __aenter__(self) -> "Model":
-        await asyncio.sleep(0.5)
-        books.entered += 1
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await asyncio.sleep(0)
-        await asyncio.sleep(0.5)
-        books.left += 1
-
-    async def __call__(self, x: int) -> int:
-        await asyncio.sleep(0)
-        return x
+async def enter() -> None:
+    await asyncio.sleep(0.5)
 
 
-first, second = Model(), Model()
+async def leave() -> None:
+    await asyncio.sleep(0)
+    await asyncio.sleep(0.5)
+
+
+first, second = (model(log, enter=enter, call=paused.fn, leave=leave) for _ in range(2))
 
 
 @ps.node
@@ -134,8 +109,7 @@ async def as_run_with_deadline(graph: ps.Graph[[int], int]) -> int:
 
 
 async def as_stream(graph: ps.Graph[[int], int]) -> int:
-    async with engine.stream((graph(x) for x in range(3)), max_in_flight=2) as stream:
-        return sum([x async for x in stream])
+    return sum(await values_of(engine.stream(map(graph, range(3)), max_in_flight=2)))
 
 
 async def as_stream_of_async_source(graph: ps.Graph[[int], int]) -> int:
@@ -144,8 +118,7 @@ async def as_stream_of_async_source(graph: ps.Graph[[int], int]) -> int:
             await asyncio.sleep(0)
             yield graph(x)
 
-    async with engine.stream(source(), max_in_flight=2) as stream:
-        return sum([x async for x in stream])
+    return sum(await values_of(engine.stream(source(), max_in_flight=2)))
 
 
 async def as_service(graph: ps.Graph[[int], int]) -> int:
@@ -166,14 +139,8 @@ async def in_own_engine(graph: ps.Graph[[int], int]) -> int:
 
 
 WAYS: list[Any] = [
-    as_run,
-    as_run_with_deadline,
-    as_stream,
-    as_stream_of_async_source,
-    as_service,
-    as_map,
-    in_own_engine,
-]
+    as_run, as_run_with_deadline, as_stream, as_stream_of_async_source, as_service, as_map, in_own_engine,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -181,44 +148,36 @@ WAYS: list[Any] = [
 def test_a_cancel_at_any_step_leaves_nothing(way, graph: str) -> None:
     async def main() -> int:
         result = await way(GRAPHS[graph])
-        books.check()
+        check_books()
         return result
 
-    books.open()
+    open_books()
     steps = 0
     for outcome in cancelled_at_every_step(main):
         steps += 1
-        books.check()
-        books.open()
+        check_books()
+        open_books()
         assert outcome.cancelled or outcome.error is None, outcome
     assert steps > 5
 
 
-def random_cancels(seed: int) -> Iterator[int]:
-    rng = random.Random(seed)
-    for _ in range(rng.randint(1, 3)):
-        yield rng.choice((0, 1, 2, 5, 10, 20, 40))
-
-
 async def cancelled_at_random(way: Callable[[ps.Graph[[int], int]], Awaitable[int]], graph: str) -> None:
     """Run a graph, and cancel it up to three times after random numbers of turns, drawn from the loop's seed."""
-    books.open()
+    open_books()
     loop = asyncio.get_running_loop()
     assert isinstance(loop, testing.SeededLoop)
     errors: list[object] = []
     loop.set_exception_handler(lambda _, report: errors.append(report))
 
-    async def run() -> None:
-        await way(GRAPHS[graph])
-
-    task = asyncio.create_task(run())
-    for turns in random_cancels(loop.seed):
+    task = asyncio.ensure_future(way(GRAPHS[graph]))
+    rng = random.Random(loop.seed)
+    for turns in rng.choices((0, 1, 2, 5, 10, 20, 40), k=rng.randint(1, 3)):
         for _ in range(turns):
             # On the virtual clock, timers fire only while no task takes turns.
             await asyncio.sleep(0 if turns % 2 else 0.125)
         task.cancel()
     await asyncio.wait([task])
-    books.check()
+    check_books()
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert task.cancelled() or task.exception() is None, task
     assert errors == []
@@ -254,7 +213,7 @@ async def test_a_second_cancel_does_not_leave_what_unwinds_behind(way: Any) -> N
 
 @virtual
 async def test_the_end_of_an_engine_that_is_cancelled_still_ends_everything() -> None:
-    books.open()
+    open_books()
     began = asyncio.Event()
 
     async def use() -> None:
@@ -269,7 +228,7 @@ async def test_the_end_of_an_engine_that_is_cancelled_still_ends_everything() ->
     task.cancel()
     assert await outcomes(task) == [asyncio.CancelledError]
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    books.check()
+    check_books()
 
 
 @virtual

@@ -11,6 +11,7 @@ import anyio.lowlevel
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import outcomes_of
 
 
 def cancels(effort: int) -> int:
@@ -33,6 +34,10 @@ class Storm:
     def turns(self) -> int:
         """Draw the number of times that a handler suspends."""
         return self.rng.choice((0, 0, 1, 2, 3, 5))
+
+    async def suspends(self) -> None:
+        for _ in range(self.turns()):
+            await asyncio.sleep(0)
 
 
 storm = Storm()
@@ -57,8 +62,7 @@ def checked() -> Iterator[None]:
 @ps.node
 async def plain(x: int) -> int:
     with checked():
-        for _ in range(storm.turns()):
-            await asyncio.sleep(0)
+        await storm.suspends()
     return x
 
 
@@ -67,8 +71,7 @@ async def timed(x: int) -> int:
     with checked():
         try:
             async with asyncio.timeout(storm.rng.choice((0, 60))):
-                for _ in range(storm.turns()):
-                    await asyncio.sleep(0)
+                await storm.suspends()
         except TimeoutError:
             await asyncio.sleep(0)
     return x
@@ -94,16 +97,14 @@ async def scoped(x: int) -> int:
 @ps.node(concurrency=3, capacity=2)
 async def narrow(x: int) -> int:
     with checked():
-        for _ in range(storm.turns()):
-            await asyncio.sleep(0)
+        await storm.suspends()
     return x
 
 
 @ps.node(timeout_seconds=60, retry=ps.Retry(attempts=2))
 async def fails(x: int) -> int:
     with checked():
-        for _ in range(storm.turns()):
-            await asyncio.sleep(0)
+        await storm.suspends()
         if x >= 0 and storm.rng.random() < 0.5:
             raise LookupError(x)
     return x
@@ -177,7 +178,7 @@ async def test_a_storm_of_failures_that_cancel_what_else_runs_for_their_item(eff
         for _ in range(20):
             yield stormy(CALM)
 
-    outcomes = [outcome async for outcome in engine.stream(calls(), max_in_flight=32, on_error="raise").outcomes()]
+    outcomes = await outcomes_of(engine.stream(calls(), max_in_flight=32, on_error="raise"))
     assert all(outcome.value == 8 * CALM for outcome in outcomes[-20:])
     assert all(isinstance(o.error, LookupError) for o in outcomes if o.error is not None)
     assert all(o.value in (8, 8 * CALM) for o in outcomes if o.error is None)

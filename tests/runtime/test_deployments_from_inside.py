@@ -8,15 +8,9 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from tests.kit import actor, model, same
+from tests.kit import actor, model, same, values_of
 
 Service = engine.Service[[int], int]
-
-
-async def stream(service: Service, graph: ps.Graph[[int], int]) -> None:
-    async with service.stream([graph(0)]) as results:
-        async for _ in results:
-            pass
 
 
 def calling(service: Service) -> ps.Graph[[int], int]:
@@ -37,7 +31,7 @@ async def by_a_deployment(service: Service, graph: ps.Graph[[int], int]) -> None
 WAYS: dict[str, Callable[[Service, ps.Graph[[int], int]], Awaitable[Any]]] = {
     "call": lambda service, graph: service(0),
     "run": lambda service, graph: service.run(graph(0)),
-    "stream": stream,
+    "stream": lambda service, graph: values_of(service.stream([graph(0)])),
     "drain": lambda service, graph: service.drain(),
     "abort": lambda service, graph: service.abort(),
     "by way of a run": lambda service, graph: engine.run(calling(service)(0)),

@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gate, outcomes
+from tests.kit import SCHEDULERS, Gate, outcomes
 
 
 class Down(Exception):
@@ -124,7 +124,7 @@ async def test_for_items_of_a_batch_it_is_decided_item_by_item() -> None:
 
 
 @ps.node
-async def words_of_backup(text: str) -> AsyncIterator[str]:
+async def words_of_backup(text: str, fails_after: int = 0) -> AsyncIterator[str]:
     for word in ("other", text):
         yield word
 
@@ -138,12 +138,7 @@ async def words(text: str, fails_after: int) -> AsyncIterator[str]:
 
 
 async def test_a_stream_is_taken_over_only_before_its_first_value() -> None:
-    @ps.node
-    async def words_of_other(text: str, fails_after: int) -> AsyncIterator[str]:
-        async for word in words_of_backup(text):
-            yield word
-
-    read = ps.graph(words.with_policy(failover=words_of_other))
+    read = ps.graph(words)
     assert [word async for word in engine.stream(read("a b c", 0))] == ["other", "a b c"]
     stream = engine.stream(read("a b c", 1))
     assert await anext(stream) == "a"
@@ -226,8 +221,7 @@ async def test_arguments_that_are_known_and_parts_of_values_reach_the_failover()
         both = await pair()
         return await fails(both[0], many=[both[1]["b"], number, 10], constant=100)
 
-    assert await engine.run(adding(1000)) == 1113
-    for scheduler in ("sequential", "wave", "actors"):
+    for scheduler in SCHEDULERS:
         assert await engine.run(adding(1000), scheduler=scheduler) == 1113
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import begun, numbers, outcomes, paused
+from tests.kit import begun, numbers, outcomes, outcomes_of, paused
 
 MODES = ["run", "stream", "deploy"]
 
@@ -38,20 +38,6 @@ async def inner_timeout(x: int) -> str:
 
 
 @ps.node
-async def inner_group(x: int) -> str:
-    found = []
-
-    async def child(number: int) -> None:
-        await asyncio.sleep(0)
-        found.append(number)
-
-    async with asyncio.TaskGroup() as group:
-        for number in range(3):
-            group.create_task(child(number))
-    return f"{sorted(found)}"
-
-
-@ps.node
 async def inner_failing_group(x: int) -> str:
     async def fail() -> None:
         await asyncio.sleep(0)
@@ -76,16 +62,6 @@ async def inner_move_on(x: int) -> str:
 
 
 @ps.node
-async def inner_fail_after(x: int) -> str:
-    try:
-        with anyio.fail_after(0.001):
-            await anyio.sleep_forever()
-    except TimeoutError:
-        return "failed after"
-    return "went on"
-
-
-@ps.node
 async def inner_anyio_group(x: int) -> str:
     async with anyio.create_task_group() as group:
         group.start_soon(anyio.sleep, 0)
@@ -97,8 +73,7 @@ async def inner_anyio_group(x: int) -> str:
 
 @ps.graph
 async def everything(x: int) -> list[str]:
-    nodes = (inner_timeout, inner_group, inner_failing_group, inner_move_on, inner_fail_after, inner_anyio_group)
-    return [await node(x) for node in nodes]
+    return [await node(x) for node in (inner_timeout, inner_failing_group, inner_move_on, inner_anyio_group)]
 
 
 @ps.node
@@ -123,9 +98,8 @@ def cancel_current_task(x: int) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_timeouts_groups_and_cancel_scopes_work_in_nodes(mode: str) -> None:
-    expected = ["timed out", "[0, 1, 2]", "group failed", "True", "failed after", "True"]
-    assert await through(mode, everything(1)) == expected
-    assert await through(mode, everything(1)) == expected
+    for _ in range(2):
+        assert await through(mode, everything(1)) == ["timed out", "group failed", "True", "True"]
 
 
 @pytest.mark.parametrize("policy", [{}, {"timeout_seconds": 60.0}, {"retry": ps.Retry(attempts=2)}])
@@ -179,15 +153,14 @@ async def test_a_handler_that_cancels_its_item_and_ends_without_waiting_harms_no
     line = suicide >> after
     for x in range(20):
         box[x] = asyncio.create_task(engine.run(line(x)))
-        with pytest.raises(asyncio.CancelledError):
-            await box[x]
+        assert await outcomes(box[x]) == [asyncio.CancelledError]
     assert await engine.run(line(100)) == 100
     assert later == [100]
 
 
 async def test_a_handler_that_cancels_its_own_task_fails_its_item_only() -> None:
     line = ps.graph(cancels_its_task_and_waits)
-    outcomes = [outcome async for outcome in engine.stream((line(x) for x in range(10)), max_in_flight=3).outcomes()]
+    outcomes = await outcomes_of(engine.stream(map(line, range(10)), max_in_flight=3))
     assert [outcome.value for outcome in outcomes] == [0, None, 2, None, 4, None, 6, None, 8, None]
     assert all(isinstance(outcome.error, ps.NodeCancelledError) for outcome in outcomes[1::2])
     with pytest.raises(ps.NodeCancelledError) as raised:
@@ -224,7 +197,7 @@ async def test_a_handler_that_cancels_its_own_task_and_never_waits_harms_no_othe
 
     line = wait >> cancels_its_task if is_last else cancels_its_task >> wait
     # More items than the first calls, during which a node is watched: later, a worker calls a line of nodes in a row.
-    outcomes = [outcome async for outcome in engine.stream((line(x) for x in range(40)), max_in_flight=3).outcomes()]
+    outcomes = await outcomes_of(engine.stream(map(line, range(40)), max_in_flight=3))
     assert [outcome.value for outcome in outcomes[::2]] == [*range(0, 40, 2)]
     # The handler's own item may have left the node already when the cancel arrives.
     assert all(o.value == o.index or isinstance(o.error, ps.NodeCancelledError) for o in outcomes)
@@ -292,12 +265,6 @@ async def test_workers_cancelled_by_somebody_else_are_replaced() -> None:
         assert await service(2) == 2
 
 
-@ps.node(cache=ps.Cache(max_bytes=1000))
-async def cached(x: int) -> int:
-    await asyncio.sleep(0)
-    return x
-
-
 @ps.graph
 async def mapped(x: int) -> object:
     return await ps.map_each(paused, [x] * 5)
@@ -314,7 +281,9 @@ async def never_ends(x: int) -> int:
     return x
 
 
-@pytest.mark.parametrize("graph", [paused >> never_ends, mapped, folded, ps.graph(cached)])
+@pytest.mark.parametrize(
+    "graph", [paused >> never_ends, mapped, folded, ps.graph(paused.with_policy(cache=ps.Cache(max_bytes=1000)))]
+)
 async def test_workers_that_were_cancelled_before_they_began_are_not_waited_for(graph: ps.Graph) -> None:
     for turns in range(12):
         async with engine.Engine() as own:

@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gate, numbers, outcomes, virtual
+from tests.kit import Gate, Gauge, numbers, outcomes, same, virtual
 from tests.runtime import hedged_process
 
 SOON = ps.Hedge(after_seconds=1, max_share=1)
@@ -41,10 +41,6 @@ class Attempts:
             return result
 
         self.ask = ps.graph(attempt)
-
-    async def run(self, service: Any = None) -> str:
-        result: str = await (service or engine).run(self.ask(1))
-        return result
 
 
 def after(seconds: float, result: str | Exception) -> Callable[[], Awaitable[str]]:
@@ -122,9 +118,9 @@ async def test_which_attempts_begin_and_whose_result_counts(
     attempts = Attempts(*plans, **policy)
     if isinstance(end, Exception):
         with pytest.raises(type(end), match=str(end)):
-            await attempts.run()
+            await engine.run(attempts.ask(1))
     else:
-        assert await attempts.run() == end
+        assert await engine.run(attempts.ask(1)) == end
     assert attempts.numbers == numbers
     assert attempts.log == (log or attempts.log)
 
@@ -162,7 +158,7 @@ async def test_it_is_counted() -> None:
 
     async with engine.deploy(attempts.ask) as service:
         for _ in range(3):
-            await attempts.run(service)
+            await service(1)
         [actor] = service.statistics().actors
         assert (actor.completed, actor.hedged, actor.hedges_won, actor.in_flight) == (3, 2, 1, 0)
 
@@ -172,7 +168,7 @@ async def test_a_caller_that_leaves_cancels_both() -> None:
     attempts = Attempts(after(60, "first"), after(60, "second"))
 
     async with engine.deploy(attempts.ask) as service:
-        call = asyncio.create_task(attempts.run(service))
+        call = asyncio.create_task(service(1))
         await asyncio.sleep(2)
         call.cancel()
         assert await outcomes(call) == [asyncio.CancelledError]
@@ -232,8 +228,7 @@ async def test_a_process_that_loses_is_not_killed(slow: str, tmp_path: Any) -> N
 
 
 async def _race(seed: int) -> None:
-    draw = random.Random(seed)
-    running = 0
+    draw, gauge = random.Random(seed), Gauge()
 
     @ps.node(
         hedge=ps.Hedge(after_seconds=0.0001, max_share=1),
@@ -242,18 +237,14 @@ async def _race(seed: int) -> None:
         concurrency=draw.choice([None, 1, 3]),
     )
     async def attempt(value: int) -> int:
-        nonlocal running
-        running += 1
-        try:
-            await asyncio.sleep(draw.choice([0, 0, 0.0001, 0.0002, 0.001, 0.01]))
-            if draw.random() < 0.3:
-                raise LookupError(value)
-            return value
-        finally:
+        with gauge:
             try:
-                await asyncio.sleep(0)
+                await asyncio.sleep(draw.choice([0, 0, 0.0001, 0.0002, 0.001, 0.01]))
+                if draw.random() < 0.3:
+                    raise LookupError(value)
+                return value
             finally:
-                running -= 1
+                await asyncio.sleep(0)
 
     ask = ps.graph(attempt)
 
@@ -262,16 +253,14 @@ async def _race(seed: int) -> None:
         await asyncio.sleep(draw.choice([0, 0.0001, 0.0003, 0.002]))
         if draw.random() < 0.3:
             call.cancel()
-        try:
+        with contextlib.suppress(LookupError, TimeoutError, asyncio.CancelledError):
             assert await call == value
-        except (LookupError, TimeoutError, asyncio.CancelledError):
-            pass
 
     async with engine.deploy(ask) as service:
         await asyncio.gather(*[one(service, value) for value in range(12)])
         await testing.wait_quiescent()
         assert service.statistics().actors[0].in_flight == 0
-        assert running == 0
+        assert gauge.now == 0
 
 
 @pytest.mark.parametrize("first", range(0, 100, 20))
@@ -398,8 +387,7 @@ async def test_no_second_stream_begins_where_it_might_do_harm(why: str) -> None:
 
 
 async def _race_of_streams(seed: int) -> None:
-    draw = random.Random(seed)
-    opened = closed = running = most = 0
+    draw, gauge = random.Random(seed), Gauge()
     places = draw.choice([None, 2, 4])
 
     @ps.node
@@ -416,18 +404,17 @@ async def _race_of_streams(seed: int) -> None:
         capacity=draw.choice([1, 16]),
     )
     async def attempt(value: int) -> AsyncIterator[tuple[int, int]]:
-        nonlocal opened, closed, running, most
-        opened, running, number, task = opened + 1, running + 1, opened, asyncio.current_task()
-        most = max(most, running)
+        task = asyncio.current_task()
         try:
-            for index in range(draw.randrange(5)):
-                await asyncio.sleep(draw.choice([0, 0, 0.1, 0.2, 0.2, 0.3, 1]))
-                if draw.random() < 0.1:
-                    raise LookupError(value)
-                yield number, index
+            with gauge:
+                number = gauge.total
+                for index in range(draw.randrange(5)):
+                    await asyncio.sleep(draw.choice([0, 0, 0.1, 0.2, 0.2, 0.3, 1]))
+                    if draw.random() < 0.1:
+                        raise LookupError(value)
+                    yield number, index
         finally:
             assert asyncio.current_task() is task
-            running, closed = running - 1, closed + 1
             await asyncio.sleep(draw.choice([0, 0.1]))
 
     graph = ps.graph(attempt)
@@ -454,43 +441,14 @@ async def _race_of_streams(seed: int) -> None:
         await asyncio.sleep(10)
         assert {actor.in_flight for actor in service.statistics().actors} == {0}
         assert {task.exception() for task in tasks if not task.cancelled()} <= {None}
-    assert (opened, running) == (closed, 0)
-    assert places is None or most <= places
+    assert gauge.now == 0
+    assert places is None or gauge.peak <= places
 
 
 @pytest.mark.parametrize("first", range(0, 200, 40))
 def test_every_stream_has_the_values_of_one_attempt_and_leaves_nothing(first: int, effort: int) -> None:
     for seed in range(first, first + 40 * effort):
         testing.run_seeded(lambda seed=seed: _race_of_streams(seed), seed=seed)
-
-
-async def test_the_connection_of_a_stream_that_has_lost_is_closed() -> None:
-    """The streams of the client belong to the task that opened them; the server's first response hangs."""
-    httpx = pytest.importorskip("httpx")
-    asked, left = 0, asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            with contextlib.suppress(ConnectionError):
-                await reader.read()  # until the client has left
-            left.set()
-        else:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhello")
-        writer.close()
-
-    @ps.node(hedge=ps.Hedge(after_seconds=0.01, max_share=1))
-    async def tokens(url: str) -> AsyncIterator[str]:
-        async with httpx.AsyncClient() as client, client.stream("GET", url) as response:
-            async for text in response.aiter_text():
-                yield text
-
-    async with await asyncio.start_server(serve, "127.0.0.1") as server:
-        host, port = server.sockets[0].getsockname()
-        assert [text async for text in engine.stream(ps.graph(tokens)(f"http://{host}:{port}/"))] == ["hello"]
-        await left.wait()
 
 
 # Refused hedges.
@@ -501,16 +459,12 @@ class Stateful:
         return value
 
 
-async def batch(values: list[int]) -> list[int]:
-    return values
-
-
 @pytest.mark.parametrize(
     ("target", "policy", "message"),
     [
         (asyncio.sleep, {"effectful": True}, "hedge=, effectful=True"),
         (Stateful, {}, "stateful node 'Stateful' cannot have hedge="),
-        (batch, {"batch": ps.Batch(2)}, "batched node 'batch' has hedge="),
+        (same.fn, {"batch": ps.Batch(2)}, "batched node 'same' has hedge="),
         (lambda value: value, {}, "plain `def` that runs on the event loop"),
     ],
 )

@@ -169,9 +169,13 @@ class Lingering:
         return x
 
 
+@pytest.fixture
+def lingering() -> Lingering:
+    return Lingering()
+
+
 @pytest.mark.parametrize("how", ["returns", "raises", "retry"])
-async def test_what_is_left_is_cancelled_and_waited_for_when_the_handler_ends(how: str) -> None:
-    lingering = Lingering()
+async def test_what_is_left_is_cancelled_and_waited_for_when_the_handler_ends(lingering: Lingering, how: str) -> None:
 
     async def handler(x: int) -> Any:
         task = await lingering.left()
@@ -191,8 +195,7 @@ async def test_what_is_left_is_cancelled_and_waited_for_when_the_handler_ends(ho
     assert lingering.events == ["unwound", "unwound", "next"][how != "retry" :] * 12
 
 
-async def test_what_begins_at_once_and_is_left_is_ended_too() -> None:
-    lingering = Lingering()
+async def test_what_begins_at_once_and_is_left_is_ended_too(lingering: Lingering) -> None:
 
     async def handler(x: int) -> Any:  # an eager task begins its call within this step
         return asyncio.create_task(ps.call(lingering.node, 1))
@@ -204,8 +207,9 @@ async def test_what_begins_at_once_and_is_left_is_ended_too() -> None:
 
 
 @pytest.mark.parametrize("is_inside", [False, True])
-async def test_what_a_handler_in_a_line_leaves_is_ended_though_it_has_called_nothing_before(*, is_inside: bool) -> None:
-    lingering = Lingering()
+async def test_what_a_handler_leaves_in_a_line_is_ended_at_its_first_call(
+    lingering: Lingering, *, is_inside: bool
+) -> None:
 
     async def handler(x: int) -> Any:
         return x if x < 9 else await lingering.left()  # by item 9, the worker itself calls the handler
@@ -217,8 +221,7 @@ async def test_what_a_handler_in_a_line_leaves_is_ended_though_it_has_called_not
     assert "unwound" in lingering.events
 
 
-async def test_what_a_generator_leaves_is_ended_when_it_ends_and_what_a_fallback_leaves_too() -> None:
-    lingering = Lingering()
+async def test_what_a_generator_leaves_is_ended_with_it_and_what_a_fallback_leaves_too(lingering: Lingering) -> None:
 
     @ps.node
     async def values(x: int) -> AsyncIterator[Any]:
@@ -281,8 +284,7 @@ async def test_the_end_of_the_item_ends_what_the_handler_has_called() -> None:
     assert events == ["unwound"] * 6
 
 
-async def test_a_stateful_node_that_starts_is_given_up_with_the_handler() -> None:
-    lingering = Lingering()
+async def test_a_stateful_node_that_starts_is_given_up_with_the_handler(lingering: Lingering) -> None:
     slow = model(enter=lambda: lingering.linger(1))
 
     async def handler(x: int) -> str:
@@ -472,9 +474,6 @@ async def test_it_is_refused_where_nothing_could_wait_for_it(tmp_path: Path) -> 
     async def in_thread(x: int) -> Any:
         return await asyncio.to_thread(lambda: asyncio.run(ps.call(double, x)))
 
-    async def starts(x: int) -> Any:
-        return await ps.call(starting, 1)
-
     async def batch(items: list[int]) -> list[Any]:
         return [await ps.call(double, item) for item in items]
 
@@ -486,7 +485,7 @@ async def test_it_is_refused_where_nothing_could_wait_for_it(tmp_path: Path) -> 
         (plain, {"runs_on": "thread"}, "in a thread or in a plain `def`"),
         (in_thread, {}, "in a thread or in a plain `def`"),
         (batch, {"batch": ps.Batch(4)}, "in a batch, which are for many items"),
-        (starts, {}, "while a stateful node starts"),
+        (_calling(starting), {}, "while a stateful node starts"),
         (_calling(numbers), {}, "gives a stream of values"),
         (_calling(ps.graph(numbers)), {}, "gives a stream of values"),
         (_calling(looping), {}, "has a durable loop, which needs a key"),
@@ -498,20 +497,19 @@ async def test_it_is_refused_where_nothing_could_wait_for_it(tmp_path: Path) -> 
         await ps.call(len, [])
     with pytest.raises(ps.GraphTraceError, match=r"test_late_steps.py:\d+: ps.call is for nodes"):
         await engine.run(_traced(1))
-    tasks: list[asyncio.Task[Any]] = []
     goes_on = asyncio.Event()
 
     async def outlives() -> Any:
         await goes_on.wait()
         return await ps.call(double, 1)
 
-    async def leaves(x: int) -> None:
-        tasks.append(asyncio.create_task(outlives()))
+    async def leaves(x: int) -> Any:
+        return asyncio.create_task(outlives())
 
-    await engine.run(handled(leaves)(1))
+    task = await engine.run(handled(leaves)(1))
     goes_on.set()
     with pytest.raises(ps.UnknownItemError, match="handler has ended"):
-        await tasks[0]
+        await task
 
 
 @ps.graph

@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gate, Gauge, begun, model, numbers, paused, plain, virtual
+from tests.kit import Gate, Gauge, begun, model, numbers, paused, plain, values_of, virtual
 
 
 def limited(concurrency: int) -> tuple[Any, Gauge]:
@@ -44,12 +44,9 @@ async def test_a_limit_covers_runs_streams_deployments_and_bodies_of_one_engine(
     async def mapped(x: int) -> list[int]:
         return await ps.map_each(node, [x, x, x])
 
-    async def read() -> list[int]:
-        return [x async for x in engine.stream(single(x) for x in range(30))]
-
     async with engine.deploy(single) as service:
         found = await asyncio.gather(
-            read(),
+            values_of(engine.stream(map(single, range(30)))),
             asyncio.gather(*(service(x) for x in range(30))),
             asyncio.gather(*(engine.run(mapped(x)) for x in range(10))),
         )
@@ -97,9 +94,6 @@ async def test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_s
     async def values(x: int) -> AsyncIterator[list[Any]]:
         return ps.map_each(all_four, numbers(x))
 
-    async def read_to_end(stream: engine.Stream[Any]) -> list[Any]:
-        return [value async for value in stream]
-
     async def busy_when_held(own: engine.Engine, work: Awaitable[object], *, users: int = 1) -> None:
         task = asyncio.ensure_future(work)
         try:
@@ -122,7 +116,7 @@ async def test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_s
                 await busy_when_held(own, work, users=3)
             elif verb.startswith("stream"):
                 calls = values(5) if verb == "stream of values" else (all_four(x) for x in range(5))
-                await busy_when_held(own, read_to_end(own.stream(calls, **options)))  # type: ignore[call-overload]
+                await busy_when_held(own, values_of(own.stream(calls, **options)))  # type: ignore[call-overload]
             else:
                 async with own.deploy(all_four, **options) as service:
                     if verb == "deploy":
@@ -149,34 +143,31 @@ async def test_what_waits_for_the_threads_of_one_run_leaves_the_node_to_others()
 
 async def test_a_thread_that_nobody_waits_for_counts_until_it_has_returned() -> None:
     gate = Gate()
-    ran: list[int] = []
-
-    @ps.node(runs_on="thread")
-    def quick(x: int) -> int:
-        ran.append(x)
-        return x
-
-    stuck, fast = ps.graph(ps.node(runs_on="thread")(gate.block)), ps.graph(quick)
+    stuck, fast = ps.graph(ps.node(runs_on="thread")(gate.block)), ps.graph(plain_in_thread)
     async with engine.Engine() as own, own.deploy(stuck, fast, max_workers=1) as service:
         left = asyncio.create_task(service(0))
         await gate.has()
         left.cancel()
         calls = await begun(*(service.run(fast(x)) for x in (1, 2)))
-        assert (left.cancelled(), taken(own), ran) == (True, 1, [])
+        assert (left.cancelled(), taken(own)) == (True, 1)
         gate.open()
         assert await asyncio.gather(*calls) == [1, 2]
 
 
-async def test_what_waits_for_a_thread_is_cancelled_and_leaves_none_behind() -> None:
+@pytest.mark.parametrize("of_engine", [True, False], ids=["engine", "deployment"])
+async def test_what_waits_for_a_thread_is_cancelled_and_never_begins(*, of_engine: bool) -> None:
     gate = Gate()
     held = ps.graph(ps.node(runs_on="thread", concurrency=4)(gate.block))
-    async with engine.Engine() as own, own.deploy(held, max_workers=1) as service:
+    async with (
+        engine.Engine(max_workers=1 if of_engine else 8) as own,
+        own.deploy(held, max_workers=8 if of_engine else 1) as service,
+    ):
         calls = await begun(*map(service, range(4)))
         for call in calls[1:3]:
             call.cancel()
         await asyncio.gather(*calls[1:3], return_exceptions=True)
         gate.open()
-        assert [await calls[0], await calls[3], await service(5)] == [0, 3, 5]
+        assert [await calls[0], await calls[3], await service(5)] == gate.came == [0, 3, 5]
 
 
 class Short:
@@ -292,11 +283,13 @@ async def test_items_that_have_become_long_are_no_longer_ahead(monkeypatch: pyte
     assert short.gate.gauge.peak <= 2
 
 
-async def test_what_waits_for_a_thread_spends_no_time_of_its_node() -> None:
+@pytest.mark.parametrize("of_engine", [True, False], ids=["engine", "deployment"])
+async def test_what_waits_for_a_thread_spends_no_time_of_its_node(*, of_engine: bool) -> None:
     gate = Gate()
     attempts: list[int] = []
 
-    @ps.node(runs_on="thread", timeout_seconds=0.4, retry=ps.Retry(attempts=2))
+    # What waits for a thread of the engine has begun, so it may time out.
+    @ps.node(runs_on="thread", timeout_seconds=None if of_engine else 0.4, retry=ps.Retry(attempts=2))
     def hurried(x: int) -> int:
         attempts.append(x)
         if len(attempts) == 1:
@@ -309,8 +302,11 @@ async def test_what_waits_for_a_thread_spends_no_time_of_its_node() -> None:
     async def both(x: int) -> list[int]:
         return [plain_in_thread(x), hurried(x)]
 
-    async with engine.Engine() as own, own.deploy(held, both, max_workers=1) as service:
-        calls = await begun(*(service.run(graph(x)) for graph, x in ((held, 0), (both, 1))))
+    async with (
+        engine.Engine(max_workers=1 if of_engine else 8) as own,
+        own.deploy(held, both, max_workers=8 if of_engine else 1) as service,
+    ):
+        calls = await begun(service(0), service.run(both(1)))
         await asyncio.sleep(0.5)  # longer than the timeout of the node
         gate.open()
         assert await asyncio.gather(*calls) == [0, [1, 1]]
@@ -319,45 +315,17 @@ async def test_what_waits_for_a_thread_spends_no_time_of_its_node() -> None:
     assert busy["held"] > 0.4 > max(busy["plain_in_thread"], busy["hurried"])
 
 
-async def test_what_waits_for_a_thread_of_the_engine_spends_no_time_of_its_node() -> None:
-    gate = Gate()
-    held = ps.node(runs_on="thread", name="held")(gate.block)
-
-    @ps.graph
-    async def both(x: int) -> list[int]:
-        return [held(x), plain_in_thread(x)]
-
-    async with engine.Engine(max_workers=1) as own, own.deploy(both) as service:
-        [call] = await begun(service(1))
-        await asyncio.sleep(0.25)
-        gate.open()
-        assert await call == [1, 1]
-        busy = {actor.node: actor.busy_seconds or 0 for actor in service.statistics().actors}
-    assert busy["held"] > 0.2 > busy["plain_in_thread"]
-
-
 async def test_a_node_that_takes_too_long_keeps_its_thread_from_its_next_attempt_and_from_others() -> None:
     gate = Gate()
-    begun: list[str] = []
-
-    @ps.node(runs_on="thread", timeout_seconds=0.05, retry=ps.Retry(attempts=2), fallback=lambda error: -1)
-    def stuck(x: int) -> int:
-        begun.append("stuck")
-        return gate.block(x)
-
-    @ps.node(runs_on="thread")
-    def quick(x: int) -> int:
-        begun.append("quick")
-        return x
-
-    slow, fast = ps.graph(stuck), ps.graph(quick)
+    policy: dict[str, Any] = {"timeout_seconds": 0.05, "retry": ps.Retry(attempts=2), "fallback": lambda error: -1}
+    slow, fast = ps.graph(ps.node(runs_on="thread", **policy)(gate.block)), ps.graph(plain_in_thread)
     async with engine.Engine() as own, own.deploy(slow, fast, max_workers=1) as service:
         first = asyncio.create_task(service.run(slow(0)))
         await gate.has()
         second = asyncio.create_task(service.run(fast(1)))
         await asyncio.sleep(0.1)
         await testing.wait_quiescent()
-        assert begun == ["stuck"]
+        assert (gate.came, taken(own), second.done()) == ([0], 1, False)
         gate.open()
         assert [await second, await first] == [1, 0]
 

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gauge, cancelled_at_every_step, model, numbers, outcomes
+from tests.kit import Gauge, cancelled_at_every_step, model, numbers, outcomes, paused
 
 gauge = Gauge()
 
@@ -213,11 +213,7 @@ async def test_a_call_inside_of_a_handler_has_a_bound_of_its_own() -> None:
 async def test_who_waits_for_its_call_keeps_no_place_of_a_node_from_a_nested_call() -> None:
     """A waiting call that kept the only place of `limited_one` would wait for a handler that waits for this place."""
 
-    @ps.node(concurrency=1)
-    async def limited_one(x: int) -> int:
-        await asyncio.sleep(0)
-        return x
-
+    limited_one = ps.node(name="limited_one", concurrency=1)(paused.fn)
     alone = ps.graph(limited_one)
 
     @ps.node
@@ -281,11 +277,7 @@ async def test_a_second_attempt_takes_a_place_of_the_call() -> None:
 
 
 def test_a_cancel_at_every_step_leaves_no_place_taken() -> None:
-    @ps.node(concurrency=1)
-    async def narrow(x: int) -> int:
-        with gauge:
-            await asyncio.sleep(0)
-        return x
+    narrow = ps.node(name="narrow", concurrency=1)(work)
 
     @ps.graph
     async def graph(x: int) -> list[int]:

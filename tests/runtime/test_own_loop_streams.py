@@ -138,15 +138,11 @@ async def test_a_reader_that_leaves_cancels_the_work_at_once() -> None:
 
 
 async def test_a_reader_that_leaves_before_the_first_part_leaves_the_inbox() -> None:
-    opened = asyncio.Event()
-    taken: list[int] = []
+    taken, opened = Taken(ps.StreamActor), asyncio.Event()
 
     async def late(inbox: PartInbox) -> None:
         await opened.wait()
-        while True:
-            work = await inbox.get()
-            taken.append(work.value)
-            work.finish()
+        await taken.take(inbox)
 
     graph = ps.graph(actor(late, ps.StreamActor))
     async with engine.deploy(graph) as service:
@@ -155,9 +151,11 @@ async def test_a_reader_that_leaves_before_the_first_part_leaves_the_inbox() -> 
         await first.aclose()
         await asyncio.gather(starting[0], return_exceptions=True)
         opened.set()
+        work = await taken.work()
+        work.finish()
         await starting[1]
         assert [part async for part in second] == []
-    assert taken == [2]
+    assert [work.value for work in taken.works] == [2]
 
 
 @pytest.mark.parametrize("is_read_meanwhile", [False, True])
@@ -315,11 +313,12 @@ async def test_a_loop_waits_for_room_as_long_as_it_says(how: str, is_read_by_a_n
             assert str(error) == "the reader has taken nothing for 30 seconds"
 
 
-@ps.node
-class Refilling(ps.StreamActor[int, int]):
-    """Puts a part whenever there is room; a second task waits for room at the same time."""
+@virtual
+async def test_a_reader_that_takes_a_part_at_times_is_not_too_slow() -> None:
+    inbox, [parts] = testing.stream_inbox([7], capacity=16)
 
-    async def loop(self, inbox: PartInbox, /) -> None:
+    async def refill() -> None:
+        """Puts a part whenever there is room; a second task waits for room at the same time."""
         work = await inbox.get()
         waiter: asyncio.Task[None] | None = None
         while not work.settled:
@@ -329,11 +328,7 @@ class Refilling(ps.StreamActor[int, int]):
                 waiter = asyncio.create_task(work.wait_room(timeout_seconds=3))
             await asyncio.sleep(0.1)
 
-
-@virtual
-async def test_a_reader_that_takes_a_part_at_times_is_not_too_slow() -> None:
-    inbox, [parts] = testing.stream_inbox([7], capacity=16)
-    running = asyncio.create_task(Refilling().loop(inbox))
+    running = asyncio.create_task(refill())
     for _ in range(20):
         await asyncio.sleep(1)
         assert await anext(parts) == 7

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 import penstock as ps
 from penstock import engine, testing
 from penstock.telemetry import names
-from tests.kit import SCHEDULERS, Scheduler, Taken, actor, begun, cancelled_at_every_step, numbers, virtual
+from tests.kit import SCHEDULERS, Scheduler, Taken, actor, begun, cancelled_at_every_step, numbers, same, virtual
 from tests.telemetry.collected import collecting
 
 IntInbox = ps.Inbox[ps.Work[int, int]]
@@ -30,7 +30,7 @@ double = Doubler()
 
 def logging_actor(log: list[str]) -> Any:
     @ps.node
-    class Logging(ps.Actor[int, int]):
+    class Logging(Doubler):
         async def __aenter__(self) -> Self:
             log.append("enter")
             return self
@@ -40,9 +40,7 @@ def logging_actor(log: list[str]) -> Any:
 
         async def loop(self, inbox: IntInbox, /) -> None:
             log.append("loop")
-            while True:
-                work = await inbox.get()
-                work.finish(work.value + 1)
+            await super().loop(inbox)
 
     return Logging()
 
@@ -53,7 +51,7 @@ twice = double >> double
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_items_get_their_results_under_every_scheduler(scheduler: Scheduler) -> None:
     assert await engine.run(twice(3), scheduler=scheduler) == 12
-    async with engine.stream((twice(x) for x in range(50)), scheduler=scheduler) as results:
+    async with engine.stream(map(twice, range(50)), scheduler=scheduler) as results:
         assert [result async for result in results] == [4 * x for x in range(50)]
     async with engine.deploy(twice, scheduler=scheduler) as service:
         assert await asyncio.gather(*(service(x) for x in range(50))) == [4 * x for x in range(50)]
@@ -64,10 +62,10 @@ async def test_a_scope_starts_one_loop_and_ends_it() -> None:
     node = logging_actor(log)
     graph = node >> node
     async with engine.deploy(graph) as service:
-        assert await asyncio.gather(*(service(x) for x in range(5))) == [x + 2 for x in range(5)]
+        assert await asyncio.gather(*(service(x) for x in range(5))) == [4 * x for x in range(5)]
         assert log == ["enter", "loop"]
     assert log == ["enter", "loop", "exit"]
-    assert await engine.run(graph(1)) == 3
+    assert await engine.run(graph(1)) == 4
     assert log == ["enter", "loop", "exit"] * 2
 
 
@@ -146,7 +144,7 @@ async def test_the_error_of_a_block_is_that_of_its_work_alone() -> None:
             raise
 
     graph = ps.graph(actor(blocks))
-    outcomes = [outcome async for outcome in engine.stream(graph(x) for x in (3, 0, 2, 5, 1)).outcomes()]
+    outcomes = [outcome async for outcome in engine.stream(map(graph, (3, 0, 2, 5, 1))).outcomes()]
     assert [outcome.value for outcome in outcomes] == [2, None, 3, 1, 6]
     assert isinstance(outcomes[1].error, ZeroDivisionError)
     assert "in node 'blocks' of graph 'blocks', item 1" in outcomes[1].error.__notes__[0]
@@ -408,10 +406,7 @@ async def test_several_arguments_are_one_value() -> None:
 async def test_several_arguments_need_no_class_that_is_known() -> None:
     @ps.node
     class Quoted(ps.Actor["tuple[int, int]", int]):
-        async def loop(self, inbox: ps.Inbox[ps.Work[tuple[int, int], int]], /) -> None:
-            while True:
-                work = await inbox.get()
-                work.finish(sum(work.value))
+        loop = Power.loop
 
     @ps.node
     class Derived(Quoted):
@@ -419,9 +414,9 @@ async def test_several_arguments_need_no_class_that_is_known() -> None:
 
     @ps.node
     class Untyped(ps.Actor):  # type: ignore[type-arg]
-        loop = Quoted.loop
+        loop = Power.loop
 
-    assert [await Quoted()(1, 2), await Derived()(3, 4), await Untyped()(5, 6)] == [3, 7, 11]
+    assert [await Quoted()(2, 3), await Derived()(3, 2), await Untyped()(5, 1)] == [8, 9, 5]
 
 
 async def test_several_arguments_are_refused_where_items_are_no_tuples() -> None:
@@ -486,10 +481,6 @@ async def test_only_numbers_are_told() -> None:
             tell.report(total=wrong)  # type: ignore[arg-type]
 
 
-async def function(value: int) -> int:
-    return value
-
-
 class NoActor:
     async def __call__(self, value: int) -> int:
         return value
@@ -509,9 +500,9 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (NoLoop, {}, "needs a method `async def loop"),
     (NeverCalled, {}, "would never run"),
     (NoActor, {"shutdown_seconds": 3}, "'NoActor' does not own its loop"),
-    (function, {"shutdown_seconds": 3}, "'function' does not own its loop"),
-    (function, {"shutdown_seconds": 3, "batch": ps.Batch(2)}, "'function' does not own its loop"),
-    (function, {"inbox_capacity": 3}, f"'function' {ONLY_FOR_STREAMS}"),
+    (same.fn, {"shutdown_seconds": 3}, "'same' does not own its loop"),
+    (same.fn, {"shutdown_seconds": 3, "batch": ps.Batch(2)}, "'same' does not own its loop"),
+    (same.fn, {"inbox_capacity": 3}, f"'same' {ONLY_FOR_STREAMS}"),
     (numbers.fn, {"inbox_capacity": 3}, f"'numbers' {ONLY_FOR_STREAMS}"),
     (Doubler, {"inbox_capacity": 3}, f"'Doubler' {ONLY_FOR_STREAMS}"),
 ]

@@ -4,7 +4,6 @@ import asyncio
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import begun
+from tests.kit import actor, begun, outcomes, same
 from tests.runtime import process_nodes as nodes
 
 squared = ps.graph(nodes.squares)
@@ -22,9 +21,7 @@ async def test_a_process_node_and_a_method_take_a_list_of_many_callers() -> None
     added = ps.graph(nodes.Offset(100).added)
     async with engine.Engine(max_processes=1) as own, own.deploy(squared, added) as service:
         assert await asyncio.gather(*map(service, range(10))) == [number**2 for number in range(10)]
-        results = await asyncio.gather(*map(service, (2, -1)), return_exceptions=True)
-        assert results[0] == 4
-        assert isinstance(results[1], ValueError)
+        assert await outcomes(service(2), service(-1)) == [4, ValueError]
         assert own.statistics().processes.completed < 12
         assert await nodes.squares(3) == 9  # outside a graph: a batch of one item
         assert await service.map(added(number) for number in range(3)) == [100, 101, 102]
@@ -44,7 +41,6 @@ async def test_a_batch_dies_with_its_worker_and_the_next_one_gets_another() -> N
 
 
 async def test_an_item_that_does_not_pickle_fails_alone_in_its_batch() -> None:
-
     lock, generator = threading.Lock(), (number for number in range(3))
     async with engine.Engine(max_processes=1) as own, own.deploy(ps.graph(nodes.unlocked)) as service:
         values = [1, lock, 2, 3, "lock", generator, 4, "api error", "unbuilt", "shared", "shared", {"five": 5}]
@@ -170,13 +166,9 @@ async def test_an_instance_that_cannot_be_entered_fails_its_item(tmp_path: Path)
 
 
 async def test_a_fake_of_a_class_in_processes_runs_here() -> None:
-    model = nodes.Model("")
-    with testing.replace(model, lambda number: (number, 0, 0)):
-        assert await engine.run(ps.graph(model)(7)) == (7, 0, 0)
-
-
-def in_process(**options: Any) -> Callable[[type[Any]], type[Any]]:
-    return ps.node(runs_on="process", **options)
+    node = nodes.Model("")
+    with testing.replace(node, lambda number: (number, 0, 0)):
+        assert await engine.run(ps.graph(node)(7)) == (7, 0, 0)
 
 
 def test_what_supposes_one_instance_is_refused() -> None:
@@ -187,13 +179,10 @@ def test_what_supposes_one_instance_is_refused() -> None:
     class Entered(Plain):
         async def __aenter__(self) -> None: ...
 
-    class Loop(ps.Actor[int, int]):
-        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None: ...
-
     for options in ({"restart": "temporary"}, {"restart_on": (ValueError,)}, {"ordered": True}):
         with pytest.raises(TypeError, match="has an instance in each worker process"):
-            in_process(**options)(Plain)
+            ps.node(runs_on="process", **options)(Plain)
     with pytest.raises(TypeError, match="__enter__"):
-        in_process()(Entered)
+        ps.node(runs_on="process")(Entered)
     with pytest.raises(TypeError, match="event loop"):
-        in_process()(Loop)
+        actor(same.fn, runs_on="process")

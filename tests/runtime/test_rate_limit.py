@@ -192,16 +192,10 @@ def test_the_options_of_limits_by_key_are_checked() -> None:
     async def awaited(request: tuple[str, int]) -> str:
         return request[0]
 
-    wrong: dict[str, Any] = {
-        "key": awaited,
-        "on_limit": "drop",
-        "scope": "call",
-        "max_keys": 0,
-        "max_waiting_per_key": -1,
-    }
+    wrong = {"key": awaited, "on_limit": "drop", "scope": "call", "max_keys": 0, "max_waiting_per_key": -1}
     for option, value in wrong.items():
         with pytest.raises(ps.OptionsError, match=f"{option}="):
-            ps.RateLimit(per_second=1, **{option: value})
+            ps.RateLimit(**{"per_second": 1, option: value})
 
 
 # Items that take several tokens.

@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gate, begun, same
+from tests.kit import Gate, begun, outcomes, outcomes_of, same, values_of
 
 SCHEDULERS = ["auto", "actors", "parallel", "wave", "sequential"]
 
@@ -54,14 +54,12 @@ async def test_it_is_refused_however_the_node_came_to_run(how) -> None:
     async def reads(x: int) -> list[int]:
         if x == 0:
             return []
-        async with engine.stream(reading(0) for _ in range(40)) as results:
-            return [x async for x in results]
+        return await values_of(engine.stream(reading(0) for _ in range(40)))
 
     reading = ps.graph(reads)
     if how == "stream":
-        async with engine.stream((down(x) for x in (0, 1, 0)), on_error="skip") as results:
-            errors = [type(outcome.error) async for outcome in results.outcomes()]
-        assert errors == [NoneType, ps.ReentrantCallError, NoneType]
+        outcomes = await outcomes_of(engine.stream(map(down, (0, 1, 0)), on_error="skip"))
+        assert [type(outcome.error) for outcome in outcomes] == [NoneType, ps.ReentrantCallError, NoneType]
     elif how == "deploy":
         async with engine.deploy(down) as service:
             with pytest.raises(ps.ReentrantCallError):
@@ -151,9 +149,8 @@ async def test_an_item_that_waits_behind_a_circle_is_not_the_one_that_fails() ->
 
     waiting = ps.graph(outside)
 
-    calls = [engine.run(call) for call in (first(1, 0), second(1, 1), waiting(2))]
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(result) for result in results].count(ps.ReentrantCallError) == 1
+    results = await outcomes(*map(engine.run, (first(1, 0), second(1, 1), waiting(2))))
+    assert results.count(ps.ReentrantCallError) == 1
     assert results[2] == 2
 
 
@@ -179,8 +176,7 @@ async def test_a_caller_that_joins_a_computation_which_waits_for_its_place_by_wa
 
     holder = asyncio.create_task(engine.run(limited_alone(1, True)))
     await holds.wait()
-    results = await asyncio.gather(holder, engine.run(kept_alone(1)), return_exceptions=True)
-    assert [type(result) for result in results] == [ps.ReentrantCallError] * 2
+    assert await outcomes(holder, engine.run(kept_alone(1))) == [ps.ReentrantCallError] * 2
 
 
 async def test_a_caller_may_handle_it_and_go_on() -> None:
@@ -282,17 +278,6 @@ async def test_a_deployment_called_from_inside_itself_by_way_of_a_thread_is_refu
         assert await service(0) == 0
 
 
-async def test_a_deployment_may_be_called_by_way_of_a_thread_and_inherits_the_deadline() -> None:
-    @ps.node
-    async def left(x: int) -> float | None:
-        return ps.current().remaining_seconds()
-
-    graph = through_a_thread(lambda: service, asyncio.get_running_loop())
-    async with engine.deploy(ps.graph(left)) as service:
-        assert await engine.run(graph(1)) is None
-        assert 0 < await engine.run(graph(1), timeout_seconds=60) <= 60
-
-
 @pytest.mark.parametrize("verb", ["run", "service", "stream"])
 async def test_a_call_made_by_way_of_a_thread_ends_at_the_deadline_around_it(verb: str) -> None:
     loop, gate = asyncio.get_running_loop(), Gate()
@@ -343,16 +328,15 @@ async def test_a_limited_thread_that_waits_for_an_item_ahead_of_it_is_refused(li
 
     graph = ps.graph(calls)
 
-    async with engine.stream(graph(0) for _ in range(20)) as results:
-        assert [result async for result in results] == [0] * 20
-    results = await asyncio.gather(*[engine.run(graph(1)) for _ in range(limit)], return_exceptions=True)
-    assert [type(result) for result in results].count(ps.ReentrantCallError) == 1
+    assert await values_of(engine.stream(graph(0) for _ in range(20))) == [0] * 20
+    assert (await outcomes(*(engine.run(graph(1)) for _ in range(limit)))).count(ps.ReentrantCallError) == 1
     assert await engine.run(graph(0)) == 0
 
 
 async def test_a_handler_that_has_ended_holds_nothing() -> None:
     """The handler started a run and did not wait for it; its item is still in flight. Another item has the place."""
-    gates = {name: asyncio.Event() for name in ("inner", "later", "other")}
+    inside, later, other = gates = [Gate() for _ in range(3)]
+    waits_inside, waits_later = inside.node(), later.node()
     tasks: list[asyncio.Task] = []
 
     @ps.node(concurrency=1)
@@ -360,27 +344,20 @@ async def test_a_handler_that_has_ended_holds_nothing() -> None:
         if x == 1:
             tasks.append(asyncio.create_task(engine.run(inner(0))))
             await asyncio.sleep(0)
-        if x == 2:
-            await gates["other"].wait()
-        return x
-
-    @ps.node
-    async def waits(name: str, x: int) -> int:
-        await gates[name].wait()
-        return x
+        return await other.wait(x) if x == 2 else x
 
     @ps.graph
     async def inner(x: int) -> int:
-        return await limited(await waits("inner", x))
+        return await limited(await waits_inside(x))
 
     @ps.graph
     async def outer(x: int) -> int:
-        return await waits("later", await limited(x))
+        return await waits_later(await limited(x))
 
     runs = await begun(*(engine.run(outer(x)) for x in (1, 2)))
-    gates["inner"].set()
+    inside.open()
     await testing.wait_quiescent()
     assert not tasks[0].done()
-    for gate in gates.values():
-        gate.set()
+    for gate in gates:
+        gate.open()
     assert await asyncio.gather(*runs, *tasks) == [1, 2, 0]

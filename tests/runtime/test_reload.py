@@ -171,11 +171,7 @@ async def test_streams_runs_and_other_deployments_of_the_engine_go_over_as_well(
 
 
 async def test_items_that_wait_in_an_inbox_keep_the_old() -> None:
-    @ps.node(concurrency=1)
-    async def one_by_one(model: Weights, pause: asyncio.Event) -> Weights:
-        await pause.wait()
-        assert not model.closed
-        return model
+    one_by_one = ps.node(name="one_by_one", concurrency=1)(first.fn)
 
     @ps.graph
     async def queue(pause: asyncio.Event) -> Weights:

@@ -14,7 +14,7 @@ import structlog
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import begun, cancelled_at_every_step, model, same
+from tests.kit import SCHEDULERS, begun, cancelled_at_every_step, model, outcomes, same, values_of
 
 pytestmark = pytest.mark.timeout(20)  # what is lost might never come back
 
@@ -168,6 +168,13 @@ class Lost:
         assert not self.is_open
 
 
+@pytest.fixture
+def lost() -> Iterator[Lost]:
+    lost = Lost()
+    yield lost
+    assert not lost.is_open
+
+
 @asynccontextmanager
 async def losing(own: Any = engine) -> AsyncIterator[tuple[Lost, engine.Service[[], int]]]:
     """A deployment that has lost its resource after the first call."""
@@ -182,7 +189,7 @@ def opened() -> int:
     return sum(line.startswith("open ") for line in world.log)
 
 
-@pytest.mark.parametrize("scheduler", ["parallel", "actors", "wave", "sequential"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_a_graph_gets_what_the_resource_yields(scheduler: Any) -> None:
     assert await engine.run(both("x"), scheduler=scheduler) == ("web/x", "pool4/x")
     assert world.log[-2:] == ["close pool4", "close web"]
@@ -299,9 +306,6 @@ async def test_it_is_one_step_of_no_graph_and_costs_no_actor() -> None:
 
 
 async def test_bodies_of_control_flow_and_graphs_inside_share_it() -> None:
-    async def inside(url: str) -> str:
-        return await fetch(await http("web"), url)
-
     async def elsewhere(url: str) -> str:
         return await fetch(await http("other"), url)
 
@@ -315,10 +319,10 @@ async def test_bodies_of_control_flow_and_graphs_inside_share_it() -> None:
     @ps.graph
     async def everywhere(urls: list[str]) -> list[object]:
         return [
-            await ps.map_each(inside, urls),
-            await ps.cond(shorter(await pool(), urls[0]), inside, elsewhere, urls[0]),
-            await ps.switch(1, (inside, elsewhere), urls[1]),
-            await ps.while_loop(is_short, inside, urls[0]),
+            await ps.map_each(search, urls),
+            await ps.cond(shorter(await pool(), urls[0]), search, elsewhere, urls[0]),
+            await ps.switch(1, (search, elsewhere), urls[1]),
+            await ps.while_loop(is_short, search, urls[0]),
             await search(urls[0]),
         ]
 
@@ -350,10 +354,9 @@ async def test_an_opening_that_fails_tells_every_caller_in_its_own_words() -> No
     async with engine.Engine() as e:
         runs = await begun(*map(e.run, [search("a"), both("b"), search("c")]))
         world.gate.set()
-        group = await asyncio.gather(*runs, return_exceptions=True)
-        first, second, third = (one for one in group if isinstance(one, BaseException))
-        assert len({id(first), id(second), id(third)}) == 3
-        for other, graph in ((first, "search"), (second, "both"), (third, "search")):
+        errors: list[Any] = await asyncio.gather(*runs, return_exceptions=True)
+        assert len({*map(id, errors)}) == 3
+        for other, graph in zip(errors, ("search", "both", "search"), strict=True):
             assert isinstance(other, ExceptionGroup)  # raised by a task group
             assert other.exceptions == (error,)
             assert other.__notes__ == [f"while resource 'http' was opened for graph {graph!r}"]
@@ -391,21 +394,17 @@ async def test_the_opening_is_cancelled_with_the_last_caller_and_not_before() ->
         runs = await begun(*(e.run(search(str(n))) for n in range(3)))
         runs[0].cancel()
         await testing.wait_quiescent()
-        assert runs[0].cancelled()
-        assert not runs[1].done()
+        assert [run.done() for run in runs] == [True, False, False]
         runs[1].cancel()
         runs[2].cancel()
-        await asyncio.wait(runs)
-        assert runs[1].cancelled()
-        assert runs[2].cancelled()
+        assert await outcomes(*runs) == [asyncio.CancelledError] * 3
         world.gate.set()
         await testing.wait_quiescent()
         assert world.log == ["opening web"]
         assert await e.run(search("d")) == "web/d"
 
 
-async def test_a_new_opening_waits_until_a_cancelled_one_has_unwound() -> None:
-    lost = Lost()
+async def test_a_new_opening_waits_until_a_cancelled_one_has_unwound(lost: Lost) -> None:
     lost.gate.clear()
     lost.may_close.clear()
     async with engine.Engine() as e:
@@ -443,8 +442,7 @@ async def test_an_engine_that_is_closed_ends_the_openings_that_go_on() -> None:
 
 
 @pytest.mark.parametrize("end", [Lost.lose, Lost.fail])
-async def test_what_ended_by_itself_is_reported_then_and_opened_again_by_whoever_comes_next(end: Any) -> None:
-    lost = Lost()
+async def test_what_ended_by_itself_is_reported_then_and_opened_again_for_who_comes_next(lost: Lost, end: Any) -> None:
     async with engine.Engine() as e:
         assert await e.run(lost.graph) == 1
         with structlog.testing.capture_logs() as logs:
@@ -453,7 +451,6 @@ async def test_what_ended_by_itself_is_reported_then_and_opened_again_by_whoever
         assert [entry["event"] for entry in logs] == ["resource.ended"]
         assert error in logs[0]["error"]
         assert [await e.run(lost.graph) for _ in range(2)] == [2, 2]
-    assert not lost.is_open
 
 
 @pytest.mark.parametrize("kind", ["default", "own", "eager"])
@@ -508,8 +505,8 @@ async def test_a_stream_that_a_graph_gives_without_an_engine_keeps_it_open_to_it
     assert [value async for value in values] == ["a0", "a1", "a2"]
     assert not world.is_open
     assert [value async for value in engine.stream(read("b"))] == ["b0", "b1", "b2"]
-    async with engine.deploy(read) as service, service.stream(read("b")) as results:
-        assert [value async for value in results] == ["b0", "b1", "b2"]
+    async with engine.deploy(read) as service:
+        assert await values_of(service.stream(read("b"))) == ["b0", "b1", "b2"]
 
 
 async def test_outside_of_a_graph_it_is_refused_and_open_is_for_tests_of_itself() -> None:
@@ -610,8 +607,7 @@ async def test_draining_waits_for_calls_that_wait_for_it() -> None:
         await draining
 
 
-async def test_one_that_ends_while_a_deployment_starts_is_opened_again_for_its_first_call() -> None:
-    lost = Lost()
+async def test_one_that_ends_while_a_deployment_starts_is_opened_again_for_its_first_call(lost: Lost) -> None:
     slow = model(enter=lost.lose)
 
     @ps.graph
@@ -620,12 +616,10 @@ async def test_one_that_ends_while_a_deployment_starts_is_opened_again_for_its_f
 
     async with engine.deploy(graph) as service:
         assert await service() == 2
-    assert not lost.is_open
 
 
 @pytest.mark.parametrize("verb", ["run", "stream", "deploy", "lost again"])
-async def test_one_that_is_lost_while_the_next_is_opened_is_opened_again_once(verb: str) -> None:
-    lost = Lost()
+async def test_one_that_is_lost_while_the_next_is_opened_is_opened_again_once(lost: Lost, verb: str) -> None:
 
     @ps.resource
     async def other() -> AsyncIterator[str]:
@@ -644,18 +638,16 @@ async def test_one_that_is_lost_while_the_next_is_opened_is_opened_again_once(ve
             with pytest.raises(ExceptionGroup) as caught:
                 await e.run(graph)
             assert [str(error) for error in caught.value.exceptions] == ["the line is down"]
-        elif verb == "run":
-            assert await e.run(graph) == (2, "other")
-        elif verb == "stream":
-            assert [result async for result in e.stream([graph()])] == [(2, "other")]
-        else:
+        elif verb == "deploy":
             async with e.deploy(graph) as service:
                 assert await service() == (2, "other")
+        else:
+            results = [await e.run(graph)] if verb == "run" else await values_of(e.stream([graph()]))
+            assert results == [(2, "other")]
     assert lost.opened == 2
 
 
-async def test_a_call_that_comes_while_a_lost_one_unwinds_waits_and_opens_it_again() -> None:
-    lost = Lost()
+async def test_a_call_that_comes_while_a_lost_one_unwinds_waits_and_opens_it_again(lost: Lost) -> None:
     async with engine.Engine() as e:
         assert await e.run(lost.graph) == 1
         lost.may_close.clear()

@@ -144,9 +144,7 @@ def test_retry_after_reads_the_errors_of_the_clients_themselves() -> None:
 
 
 async def run(fn: Any, **policy: Any) -> Any:
-    node: Any = ps.node(**policy)(fn)
-
-    return await engine.run(ps.graph(node))
+    return await engine.run(ps.graph(ps.node(**policy)(fn)))
 
 
 @pytest.mark.parametrize("policy", [{"timeout_seconds": 60.0}, {"retry": ps.Retry(2)}, {"fallback": repr}])

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import SCHEDULERS, begun
+from tests.kit import SCHEDULERS, begun, values_of
 
 
 class Value:
@@ -19,21 +19,28 @@ class Value:
         self.label = label
 
 
+made: dict[object, weakref.ref[Value]] = {}
+
+
 @pytest.fixture(autouse=True)
 def without_the_collector() -> Iterator[None]:
     """Leaves it to reference counts alone to free values."""
+    made.clear()
     gc.collect()
     gc.disable()
     yield
     gc.enable()
 
 
-Made = dict[object, weakref.ref[Value]]
-
-
-def watch(value: Value, into: Made) -> Value:
-    into[value.label] = weakref.ref(value)
+def watched(label: object) -> Value:
+    value = Value(label)
+    made[label] = weakref.ref(value)
     return value
+
+
+@ps.node
+async def make(x: int) -> Value:
+    return watched("made")
 
 
 async def pass_on(value: Value) -> Value:
@@ -41,19 +48,12 @@ async def pass_on(value: Value) -> Value:
     return value
 
 
-def alive(made: Made) -> list[object]:
+def alive() -> list[object]:
     return [label for label, ref in made.items() if ref() is not None]
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_a_slot_is_empty_once_its_last_reader_is_done(scheduler) -> None:
-    seen: list[object] = []
-    made: Made = {}
-
-    @ps.node
-    async def make(x: int) -> Value:
-        return watch(Value("made"), made)
-
     @ps.node
     async def first(value: Value) -> int:
         await asyncio.sleep(0)
@@ -64,46 +64,41 @@ async def test_a_slot_is_empty_once_its_last_reader_is_done(scheduler) -> None:
         return 2
 
     @ps.node
-    async def later(before: int) -> int:
+    async def later(before: int) -> list[object]:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        seen.append(alive(made))
-        return before
+        return alive()
 
     @ps.graph
-    async def line(x: int) -> int:
+    async def line(x: int) -> list[object]:
         value = await make(x)
         one = await first(value)
         return await later(await second(value, one))
 
-    assert await engine.run(line(1), scheduler=scheduler) == 2
-    async with engine.stream([line(1)], scheduler=scheduler) as results:
-        assert await anext(results) == 2
-    assert seen == [[], []]
+    assert await engine.run(line(1), scheduler=scheduler) == []
+    assert await values_of(engine.stream([line(1)], scheduler=scheduler)) == [[]]
 
 
 async def test_idle_workers_of_a_stream_hold_no_item() -> None:
-    made: Made = {}
     more = asyncio.Event()
     line = ps.node(pass_on) >> ps.node(retry=ps.Retry(attempts=2))(pass_on)
 
     async def source():
         for label in range(5):
-            yield line(watch(Value(label), made))
+            yield line(watched(label))
         await more.wait()
-        yield line(watch(Value("last"), made))
+        yield line(watched("last"))
 
     async with engine.stream(source()) as results:
         for label in range(5):
             assert (await anext(results)).label == label
         await testing.wait_quiescent()  # the workers are idle now
-        assert alive(made) == []
+        assert alive() == []
         more.set()
         assert (await anext(results)).label == "last"
 
 
 async def test_a_deployment_that_idles_holds_nothing_of_its_calls() -> None:
-    made: Made = {}
     limited = ps.node(concurrency=2)(pass_on)
 
     @ps.node(runs_on="thread")
@@ -117,23 +112,18 @@ async def test_a_deployment_that_idles_holds_nothing_of_its_calls() -> None:
 
     async with engine.Engine(max_workers=1) as own, own.deploy(line) as service:
         for label in range(5):
-            assert (await service(watch(Value(label), made))).label == label
+            assert (await service(watched(label))).label == label
         await testing.wait_quiescent()
         await own.run(ps.graph(in_thread)(Value()))  # the only thread has ended its job before
-        assert alive(made) == []
+        assert alive() == []
 
 
 @pytest.mark.parametrize(
     ("way", "error"), [("failed", LookupError), ("cancelled", asyncio.CancelledError), ("expired", TimeoutError)]
 )
 async def test_a_frame_that_ended_badly_drops_every_value_at_once(way: str, error: type[BaseException]) -> None:
-    made: Made = {}
     go_on = asyncio.Event()
     dropped: list[bool] = []
-
-    @ps.node
-    async def make(x: int) -> Value:
-        return watch(Value("made"), made)
 
     @ps.node
     async def hold(x: int) -> int:
@@ -173,22 +163,20 @@ async def test_a_frame_that_ended_badly_drops_every_value_at_once(way: str, erro
 
 
 async def test_an_item_that_was_yielded_is_the_readers_alone() -> None:
-    made: Made = {}
-    making = ps.graph(ps.node(lambda x: watch(Value(x), made)))
+    making = ps.graph(ps.node(watched))
     async with engine.stream((making(x) for x in range(10)), max_in_flight=2) as results:
         async for value in results:
-            assert value.label in alive(made)
-            assert len(alive(made)) <= 3  # this value, and two in the window
+            assert value.label in alive()
+            assert len(alive()) <= 3  # this value, and two in the window
             del value
 
 
 async def test_nothing_is_left_of_finished_runs() -> None:
     """Neither values nor cycles are left."""
-    made: Made = {}
 
     @ps.node
-    async def make(value: Value) -> Value:
-        return watch(Value(f"from {value.label}"), made)
+    async def make_another(value: Value) -> Value:
+        return watched(f"from {value.label}")
 
     @ps.node
     async def fail(value: Value) -> Value:
@@ -196,11 +184,11 @@ async def test_nothing_is_left_of_finished_runs() -> None:
 
     @ps.graph
     async def mapping(value: Value) -> list[Value]:
-        return await ps.map_each(make, [value, value])
+        return await ps.map_each(make_another, [value, value])
 
-    for graph in (ps.graph(make), mapping, make >> fail):
+    for graph in (ps.graph(make_another), mapping, make_another >> fail):
         try:
-            await engine.run(graph(watch(Value("input"), made)))
+            await engine.run(graph(watched("input")))
         except LookupError:
             assert graph is not mapping
-        assert alive(made) == []
+        assert alive() == []

@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from tests.kit import Gate, model, numbers
+from tests.kit import Gate, model, numbers, outcomes_of, values_of
 
 
 async def test_an_item_of_map_each_that_fails_cancels_its_siblings_and_not_the_node_around_them() -> None:
@@ -26,7 +26,7 @@ async def test_an_item_of_map_each_that_fails_cancels_its_siblings_and_not_the_n
 
     with pytest.raises(LookupError):
         await engine.run(graph(0))
-    outcomes = [outcome async for outcome in engine.stream((graph(0) for _ in range(3)), max_in_flight=1).outcomes()]
+    outcomes = await outcomes_of(engine.stream((graph(0) for _ in range(3)), max_in_flight=1))
     assert [type(outcome.error) for outcome in outcomes] == [LookupError] * 3
     assert gate.cancelled.count(0) == 4
 
@@ -39,13 +39,10 @@ async def test_the_error_of_leaving_a_stateful_node_keeps_that_of_the_item() -> 
         raise RuntimeError("leaving")
 
     graph = ps.graph(model(call=fail, leave=leave))
-    with pytest.raises(RuntimeError, match="leaving") as raised:
-        await engine.run(graph(1))
-    assert isinstance(raised.value.__context__, ValueError)
-    with pytest.raises(RuntimeError, match="leaving") as raised:
-        async for _ in engine.stream([graph(1)]):
-            pass
-    assert isinstance(raised.value.__context__, ValueError)
+    for ends in (engine.run(graph(1)), values_of(engine.stream([graph(1)]))):
+        with pytest.raises(RuntimeError, match="leaving") as raised:
+            await ends
+        assert isinstance(raised.value.__context__, ValueError)
 
 
 @pytest.mark.parametrize("ordered", [True, False])

@@ -7,23 +7,15 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import paused
-
-
-def where() -> tuple[str, str, int]:
-    info = ps.current()
-    return info.graph, info.node, info.item
-
-
-async def read(calls, **options) -> list:
-    return [result async for result in engine.stream(calls, **options)]
+from tests.kit import paused, values_of
 
 
 @ps.node
 async def grouped(x: int) -> list:
     async def child() -> tuple[str, str, int]:
         await asyncio.sleep(0)
-        return where()
+        info = ps.current()
+        return info.graph, info.node, info.item
 
     async with asyncio.TaskGroup() as group:
         children = [group.create_task(child()) for _ in range(3)]
@@ -41,7 +33,7 @@ async def mapping(xs: list[int]) -> list:
 async def test_the_children_of_a_handler_know_its_item() -> None:
     assert await engine.run(grouping(0)) == [("grouped", "grouped", 0)] * 3
     expected = [[("grouped", "grouped", x)] * 3 for x in range(100)]
-    assert await read(grouping(x) for x in range(100)) == expected
+    assert await values_of(engine.stream(grouping(x) for x in range(100))) == expected
     async with engine.deploy(grouping) as service:
         assert await service.map(grouping(x) for x in range(5)) == expected[:5]
         assert await service(0) == expected[0]
@@ -77,7 +69,7 @@ async def test_a_task_that_outlives_its_handler_keeps_its_item() -> None:
         return x
 
     graph = leaves >> goes_on
-    await read((graph(x) for x in range(10)), max_in_flight=4)
+    await values_of(engine.stream((graph(x) for x in range(10)), max_in_flight=4))
     found = await asyncio.gather(*tasks)
     assert [item for _, item, _ in found] == [x for x, _, _ in found] == list(range(10))
     assert found[0] == (0, 0, True)  # its item has ended
@@ -88,13 +80,14 @@ def start_hidden(coroutine) -> asyncio.Task:
     return asyncio.get_running_loop().create_task(coroutine)
 
 
-@pytest.mark.parametrize("kind", ["async", "asks for its item", "plain"])
+@pytest.mark.parametrize("kind", ["async", "asks for its item", "plain", "has ended"])
 async def test_a_task_that_a_helper_started_says_when_it_cannot_tell(kind: str) -> None:
     """The handler starts tasks in a helper, so its own code does not show it."""
     asked: list[asyncio.Task] = []
+    may_ask = asyncio.Event()
 
     async def ask() -> int:
-        await asyncio.sleep(0)
+        await (may_ask.wait() if kind == "has ended" else asyncio.sleep(0))
         return ps.current().item
 
     async def asynchronous(x: int) -> int:
@@ -111,34 +104,16 @@ async def test_a_task_that_a_helper_started_says_when_it_cannot_tell(kind: str) 
         asked.append(start_hidden(ask()))
         return x
 
-    handler: Any = {"async": asynchronous, "asks for its item": knows, "plain": inline}[kind]
+    handler: Any = {"asks for its item": knows, "plain": inline}.get(kind, asynchronous)
     graph = ps.node(handler) >> paused >> paused
-    await read(graph(x) for x in range(5))
+    await values_of(engine.stream(graph(x) for x in range(5)))
+    may_ask.set()
     results = await asyncio.gather(*asked, return_exceptions=True)
     if kind == "asks for its item":
         assert results == list(range(5))
     else:
         assert [type(result) for result in results] == [ps.UnknownItemError] * 5
-        assert "in the handler itself" in str(results[0])
-
-
-async def test_a_task_of_a_handler_that_has_ended_says_so() -> None:
-    gate = asyncio.Event()
-    asked: list[asyncio.Task] = []
-
-    async def ask() -> int:
-        await gate.wait()
-        return ps.current().item
-
-    @ps.node
-    async def plain(x: int) -> int:
-        asked.append(start_hidden(ask()))
-        return x
-
-    await engine.run(ps.graph(plain)(1))
-    gate.set()
-    with pytest.raises(ps.UnknownItemError, match="has ended"):
-        await asked[0]
+        assert ("has ended" if kind == "has ended" else "in the handler itself") in str(results[0])
 
 
 async def test_a_thread_that_a_handler_starts_knows_its_item() -> None:
@@ -146,7 +121,7 @@ async def test_a_thread_that_a_handler_starts_knows_its_item() -> None:
     async def threads(x: int) -> int:
         return await asyncio.to_thread(lambda: ps.current().item)
 
-    assert await read(ps.graph(threads)(x) for x in range(10)) == list(range(10))
+    assert await values_of(engine.stream(map(ps.graph(threads), range(10)))) == list(range(10))
 
 
 async def test_a_run_in_a_task_of_a_handler_is_nested() -> None:
@@ -168,7 +143,8 @@ async def test_a_run_in_a_task_of_a_handler_is_nested() -> None:
     async def outer(x: int) -> list:
         return [await outside(x), await hidden(x)]
 
-    for results in [await engine.run(outer(1), timeout_seconds=60), (await read([outer(1)], timeout_seconds=60))[0]]:
+    streamed = await values_of(engine.stream([outer(1)], timeout_seconds=60))
+    for results in [await engine.run(outer(1), timeout_seconds=60), *streamed]:
         for seconds in [*results[0], *results[1]]:
             assert 0 < seconds <= 60
 
