@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import data, engine
-from tests.kit import values_of
+from tests.kit import listed, values_of
 
 
 class Numbers:
@@ -37,12 +37,8 @@ class Numbers:
         return index
 
 
-async def collected(stream: AsyncIterator[Any]) -> list[Any]:
-    return [value async for value in stream]
-
-
 def indexes(length: int, **settings: Any) -> list[int]:
-    return [record.index for record in asyncio.run(collected(data.order(Numbers(length), **settings)))]
+    return [record.index for record in asyncio.run(listed(data.order(Numbers(length), **settings)))]
 
 
 async def orders(length: int, tries: int) -> list[list[int]]:
@@ -94,7 +90,7 @@ def test_positions_and_indexes_know_nothing_of_each_other() -> None:
 
 
 def test_each_epoch_has_another_order_and_all_records() -> None:
-    records = asyncio.run(collected(data.order(Numbers(1500), shuffle_seed=3, epochs=3)))
+    records = asyncio.run(listed(data.order(Numbers(1500), shuffle_seed=3, epochs=3)))
     epochs = [[record.index for record in records if record.epoch == epoch] for epoch in range(3)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(1500))] * 3
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
@@ -127,10 +123,10 @@ def test_batches_have_the_same_records_in_the_same_order(
     settings: dict[str, Any] = {
         "shuffle_seed": seed, "epochs": 2, "drop_remainder": drop, "shard": (shards - 1, shards)
     }  # fmt: skip
-    records = asyncio.run(collected(data.order(Numbers(length), **settings)))
+    records = asyncio.run(listed(data.order(Numbers(length), **settings)))
     expected = [records[at : at + size] for at in range(0, len(records), size)]
     expected = [batch for batch in expected if not drop or len(batch) == size]
-    batches = asyncio.run(collected(data.order(Numbers(length), batch=size, **settings)))
+    batches = asyncio.run(listed(data.order(Numbers(length), batch=size, **settings)))
     assert list(map(len, batches)) == list(map(len, expected))
     assert length_hint(data.order(Numbers(length), **settings)) == len(records)
     assert length_hint(data.order(Numbers(length), batch=size, **settings)) == len(expected)
@@ -161,10 +157,10 @@ async def test_the_values_of_a_batch_are_read_at_once() -> None:
 
 
 def test_keys_depend_on_the_record_and_the_epoch_alone() -> None:
-    whole = asyncio.run(collected(data.order(Numbers(40), shuffle_seed=5, epochs=2)))
+    whole = asyncio.run(listed(data.order(Numbers(40), shuffle_seed=5, epochs=2)))
     keys = {(record.epoch, record.index): record.seed for record in whole}
     assert len(set(keys.values())) == 80
-    shard = asyncio.run(collected(data.order(Numbers(40), shuffle_seed=5, epochs=2, shard=(2, 3))))
+    shard = asyncio.run(listed(data.order(Numbers(40), shuffle_seed=5, epochs=2, shard=(2, 3))))
     assert all(keys[record.epoch, record.index] == record.seed for record in shard)
 
 
@@ -186,7 +182,7 @@ def test_augmentation_does_not_depend_on_what_runs_beside_it(in_flight: int) -> 
     with data.iterate(augmenting(2)) as values:
         assert list(values) == [
             record.index + record.rng().random()
-            for record in asyncio.run(collected(data.order(NUMBERS, shuffle_seed=2, epochs=2)))
+            for record in asyncio.run(listed(data.order(NUMBERS, shuffle_seed=2, epochs=2)))
         ]
 
 
@@ -210,7 +206,7 @@ async def test_what_has_no_index_takes_part_without_shuffling() -> None:
         for line in "abcde":
             yield line
 
-    records = await collected(data.order(lines(), shard=(1, 2)))
+    records = await listed(data.order(lines(), shard=(1, 2)))
     assert [(record.position, record.value) for record in records] == [(1, "b"), (3, "d")]
     assert records[0].rng().random() != records[1].rng().random()
     with pytest.raises(ps.OptionsError, match=r"data\.shuffled"):
@@ -240,7 +236,7 @@ async def test_a_plain_iterator_is_numbered_and_runs_in_a_thread() -> None:
             seen.append(threading.current_thread().name)
             yield number
 
-    records = await collected(data.order(values(), shard=(1, 2)))
+    records = await listed(data.order(values(), shard=(1, 2)))
     assert [(record.position, record.value) for record in records] == [(1, 1), (3, 3)]
     assert set(seen) == {"penstock-order-1"}
     for _ in range(2):
@@ -252,18 +248,18 @@ async def test_a_plain_iterator_is_numbered_and_runs_in_a_thread() -> None:
     with pytest.raises(ps.OptionsError, match="a function that returns a new one"):
         await values_of(engine.stream(of_argument(numbers(4), 2)))
     with pytest.raises(ps.OptionsError, match="shard"):
-        await collected(data.order(numbers(4), shard=(2, 2)))
+        await listed(data.order(numbers(4), shard=(2, 2)))
 
 
 async def test_a_function_gives_an_iterator_for_each_epoch() -> None:
-    records = await collected(data.order(lambda: numbers(3), epochs=2))
+    records = await listed(data.order(lambda: numbers(3), epochs=2))
     assert [(record.epoch, record.position, record.value) for record in records] == [
         (0, 0, 0), (0, 1, 1), (0, 2, 2), (1, 0, 0), (1, 1, 1), (1, 2, 2),
     ]  # fmt: skip
     assert len({record.seed for record in records}) == 6
     async with engine.stream(of_argument(partial(numbers, 2), None)) as batches:
         assert [list(await anext(batches)) for _ in range(2)] == [[0, 1, 0], [1, 0, 1]]
-    assert await collected(data.order(partial(numbers, 0), epochs=None)) == []
+    assert await listed(data.order(partial(numbers, 0), epochs=None)) == []
 
 
 async def test_what_a_plain_iterator_raises_ends_the_stream() -> None:
@@ -273,7 +269,7 @@ async def test_what_a_plain_iterator_raises_ends_the_stream() -> None:
 
     async with engine.stream(of_argument(broken(), 1)) as batches:
         with pytest.raises(ValueError, match="at record 1"):
-            await collected(batches)
+            await listed(batches)
 
 
 async def test_a_generator_is_closed_with_its_stream_and_a_cancelled_read_loses_nothing() -> None:
@@ -332,7 +328,7 @@ async def test_a_source_that_shrinks_is_an_error_that_says_so() -> None:
         await anext(records)
         del source[9:]
         with pytest.raises(IndexError) as caught:
-            await collected(records)
+            await listed(records)
     assert any("position 9 of epoch 0, index 9 of 9" in note for note in caught.value.__notes__)
     order = data.order(source, epochs=2)
     for _ in range(9):
