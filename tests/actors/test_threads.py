@@ -119,10 +119,7 @@ async def main():
 
 @pytest.mark.parametrize(
     "run",
-    [
-        "asyncio.run(main())",
-        "asyncio.new_event_loop().run_until_complete(main())",
-    ],
+    ["asyncio.run(main())", "asyncio.new_event_loop().run_until_complete(main())"],
     ids=["busy", "loop-never-closed"],
 )
 def test_the_interpreter_exits_though_a_pool_with_a_job_was_never_closed(run: str) -> None:

@@ -152,12 +152,7 @@ async def after_a_stream(
     [(1, 0, ()), (2, 0, ()), (2, 1, ()), (5, 2, ()), (19, 18, ()), (2, 1, (1,)), (5, 3, (1, 3)), (6, 5, (0, 2, 3, 5))],
 )
 async def test_a_line_takes_the_items_of_a_stream_as_its_nodes_do_one_by_one(
-    stages: int,
-    failing: int,
-    plain_ones: Numbers,
-    size: int,
-    concurrency: int | None,
-    monkeypatch: pytest.MonkeyPatch,
+    stages: int, failing: int, plain_ones: Numbers, size: int, concurrency: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written_out = await after_a_stream(stages, failing, plain_ones, concurrency=concurrency, size=size)
     assert len(written_out[0]) == 300  # type: ignore[arg-type]

@@ -75,9 +75,7 @@ async def test_a_cancel_scope_of_anyio_waits_for_what_unwinds(scenario: Callable
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @virtual
-async def test_a_cancel_that_follows_a_cancel_scope_is_not_lost(
-    scenario: Callable[[], Awaitable[None]],
-) -> None:
+async def test_a_cancel_that_follows_a_cancel_scope_is_not_lost(scenario: Callable[[], Awaitable[None]]) -> None:
     loop = asyncio.get_running_loop()
 
     async def caller() -> None:

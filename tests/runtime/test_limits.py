@@ -173,8 +173,8 @@ async def test_what_waits_for_a_thread_is_cancelled_and_never_begins(*, of_engin
 class Short:
     """A graph of one node on two threads; its items take no time while the gate is open."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, short_seconds: float = 60.0, **policy: Any) -> None:
-        monkeypatch.setattr("penstock.actors.threads._SHORT_SECONDS", short_seconds)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **policy: Any) -> None:
+        monkeypatch.setattr("penstock.actors.threads._SHORT_SECONDS", 60.0)
         self.gate = Gate()
         self.begun: list[int] = []
         self._begins = threading.Semaphore(0)
@@ -249,14 +249,10 @@ async def test_what_is_ahead_of_its_thread_spends_no_time_of_its_node(monkeypatc
         assert 0.55 < after.busy_seconds - before.busy_seconds < 3 * held_seconds  # of two items, not of four
 
 
-@pytest.mark.parametrize(
-    ("short_seconds", "policy"), [(0.0, {}), (60.0, {"timeout_seconds": 60.0}), (60.0, {"max_bytes": 1000})]
-)
-async def test_items_that_take_long_or_may_not_be_ahead_wait_in_the_inbox(
-    short_seconds: float, policy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("policy", [{"timeout_seconds": 60.0}, {"max_bytes": 1000}])
+async def test_items_that_may_not_be_ahead_wait_in_the_inbox(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A timeout counts from the begin of an item, and `max_bytes` bounds the items in the inbox."""
-    short = Short(monkeypatch, short_seconds, **policy)
+    short = Short(monkeypatch, **policy)
     async with engine.Engine() as own, own.deploy(short.graph) as service, short.warm(own):
         calls = await begun(*map(service, range(4)))
         (actor,) = service.statistics().actors

@@ -9,7 +9,7 @@ import structlog
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import SCHEDULERS, Scheduler, Taken, actor, begun, cancelled_at_every_step, virtual
+from tests.kit import SCHEDULERS, Scheduler, Taken, actor, begun, cancelled_at_every_step, values_of, virtual
 
 PartInbox = ps.Inbox[ps.StreamWork[int, int]]
 
@@ -379,9 +379,5 @@ def test_every_stream_has_one_end_under_many_interleavings(effort: int) -> None:
 
 
 def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
-    async def main() -> list[str]:
-        async with engine.stream(spelt(3)) as parts:
-            return [part async for part in parts]
-
-    for outcome in cancelled_at_every_step(main):
+    for outcome in cancelled_at_every_step(lambda: values_of(engine.stream(spelt(3)))):
         assert outcome.error or outcome.result == ["a", "b", "c"]

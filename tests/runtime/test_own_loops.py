@@ -346,11 +346,7 @@ async def test_an_aborted_deployment_ends_its_loops() -> None:
 
 
 def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
-    async def main() -> int:
-        async with asyncio.timeout(10):
-            return await engine.run(twice(3))
-
-    for outcome in cancelled_at_every_step(main):
+    for outcome in cancelled_at_every_step(lambda: engine.run(twice(3))):
         assert outcome.error or outcome.result == 12
 
 
