@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, telemetry
-from penstock.devices import dispatch
+from penstock.devices import dispatch, job_times
 from penstock.devices.dispatch import LEAD_SECONDS, MAX_DEPTH, MIN_DEPTH, DispatchThread
 
 from .compiled import each_call
@@ -306,8 +306,9 @@ class InFlight:
             assert self.finish.wait(30)
             wait(arrays)
 
-        monkeypatch.setattr(dispatch, "wait_until_ready", compute)
-        monkeypatch.setattr(dispatch, "are_ready", lambda arrays: False)  # pyright: ignore[reportUnknownLambdaType]
+        for module in (dispatch, job_times):
+            monkeypatch.setattr(module, "wait_until_ready", compute)
+            monkeypatch.setattr(module, "are_ready", lambda arrays: False)  # pyright: ignore[reportUnknownLambdaType]
 
     def note(self, args: Any) -> None:
         """Notes that the device has the arguments; called when the call of a program has returned."""
