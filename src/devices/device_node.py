@@ -14,6 +14,7 @@ from ..engine.engine import default
 from ..engine.graph import Graph
 from ..engine.node import Execution, Node, is_async, is_generator
 from ..engine.options import resolve
+from ..engine.stateful import is_stateful
 from ..engine.tracing.annotations import signature_of
 from ..engine.tracing.tracer import active
 from .device_batch import PackedBatch, on_device
@@ -360,7 +361,7 @@ def _check_function(target: object, label: str) -> None:
     if isinstance(target, Node | Graph):
         kind = "node" if isinstance(target, Node) else "graph"
         raise TypeError(f"{target.name!r} is a {kind} already; @device_node goes on a plain function")
-    if isinstance(target, type) or not callable(target):
+    if isinstance(target, type) or is_stateful(target) or not callable(target):
         raise TypeError(
             f"@device_node goes on a function, and {target!r} is not a function: put state on a device into a class "
             "that is a @node and uses penstock.devices.actor"

@@ -20,7 +20,7 @@ LIMITS = {
     "cluster": Figures(lines=1327, largest_file=315, slots=4, branches=13, broad_excepts=8),
     "consume": Figures(lines=579, largest_file=232, slots=0, branches=6, broad_excepts=2),
     "data": Figures(lines=1226, largest_file=490, slots=0, branches=11, broad_excepts=3),
-    "devices": Figures(lines=6106, largest_file=593, slots=18, branches=13, broad_excepts=7),
+    "devices": Figures(lines=6107, largest_file=593, slots=18, branches=13, broad_excepts=7),
     "engine": Figures(lines=13961, largest_file=601, slots=20, branches=21, broad_excepts=29),
     "saving": Figures(lines=1833, largest_file=558, slots=0, branches=20, broad_excepts=2),
     "serving": Figures(lines=1212, largest_file=297, slots=2, branches=18, broad_excepts=1),
