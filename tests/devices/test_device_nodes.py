@@ -202,7 +202,7 @@ async def test_a_node_is_warmed_up_by_hand_and_by_a_deployment_only_with_a_sampl
 
 def test_a_batch_without_arguments_an_instance_of_a_node_and_a_function_beside_options_are_refused() -> None:
     made: Any = ps.device_node
-    with pytest.raises(TypeError, match="goes on a function, and <penstock.RateLimit .*> is not a function: put state"):
+    with pytest.raises(TypeError, match=r"goes on a function, and <penstock.RateLimit .*> is not a function: put s"):
         made(ps.RateLimit(per_second=1))
     with pytest.raises(TypeError, match="device node '<lambda>' has batch=, and no parameter whose arguments could be"):
         made(batch=ps.Batch(2))(lambda: 1)
