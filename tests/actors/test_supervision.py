@@ -145,7 +145,8 @@ class Supervision(RuleBasedStateMachine):
             self.journal += [("stop", child) for child in decision.stop]
         if not isinstance(decision, Restart):
             return
-        for child in decision.start:
+        for index, child in enumerate(decision.start):
+            assert {self.state.state_of(each) for each in decision.start[index:]} == {"restarting"}
             if self.failures:
                 self.failures -= 1
                 self.journal.append(("fails", child))

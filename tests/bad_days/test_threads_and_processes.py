@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,15 @@ async def test_system_exit_in_a_worker_process_is_one_in_a_node() -> None:
         assert raised.value.code == 3
         assert raised.value.__notes__ == ["in node 'leave' of graph 'leave', item 0, attempt 1"]
         assert await own.run(squared(3)) == 9
+
+
+async def test_an_argument_that_does_not_pickle_is_an_error_of_its_item() -> None:
+    arguments: list[Any] = [2, lambda: 3, 4]
+    async with engine.Engine() as own:
+        first, failed, last = await outcomes_of(own.stream(map(squared, arguments)))
+    assert (first.value, last.value) == (4, 16)
+    assert failed.error is not None
+    assert failed.error.__notes__[-1] == "in node 'square' of graph 'square', item 1, attempt 1"
 
 
 # Threads

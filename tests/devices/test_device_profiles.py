@@ -51,7 +51,7 @@ async def profile_of(calls: Iterable[ps.Call[Any]], **options: Any) -> telemetry
 
 
 async def test_batches_are_slices_of_their_device_and_tell_their_padding() -> None:
-    of = doubling(device="cpu:1", batch=devices.DeviceBatch(4, max_wait_seconds=0.1, buckets=(4,)))
+    of = doubling(device="cpu:1", batch=devices.DeviceBatch(4, max_wait_seconds=0.5, buckets=(4,)))
     profile = await profile_of(of(np.full(3, number, np.float32)) for number in range(5))
     found = profile.timeline.device_slices
     assert {one.device for one in found} == {"cpu:1"}

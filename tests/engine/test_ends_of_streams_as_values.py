@@ -136,8 +136,9 @@ async def test_a_generator_that_ends_closes_the_one_that_it_reads() -> None:
             yield await anext(numbers)
 
     graph = source.node >> three
-    assert await values_of(engine.stream(graph())) == [0, 1, 2]
-    assert source.closed == 1
+    async with engine.stream(graph()) as values:
+        assert [value async for value in values] == [0, 1, 2]
+        assert source.closed == 1
     async with engine.stream(graph()) as values:
         await anext(values)
     assert source.closed == 2

@@ -179,6 +179,7 @@ def test_promises_hold_for_streams_under_every_interleaving(explore: Explorer) -
 @pytest.mark.parametrize("seed", range(5))
 async def test_promises_hold_for_streams_on_real_loops(seed: int) -> None:
     await _world(random.Random(seed))
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def test_promises_hold_for_streams_cancelled_at_every_step() -> None:

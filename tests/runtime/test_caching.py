@@ -654,7 +654,7 @@ async def _some_leave(seed: int) -> None:
 
     async with engine.Engine() as e, e.deploy(ask) as service:
         await asyncio.gather(*[one(draw.choice([service, e])) for _ in range(20)])
-    assert all((gauge.now, gauge.peak) == (0, 1) for gauge in gauges.values())
+        assert all((gauge.now, gauge.peak) == (0, 1) for gauge in gauges.values())
 
 
 @pytest.mark.parametrize("first", range(0, 100, 20))

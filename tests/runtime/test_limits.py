@@ -142,14 +142,16 @@ async def test_what_waits_for_the_threads_of_one_run_leaves_the_node_to_others()
 
 
 async def test_a_thread_that_nobody_waits_for_counts_until_it_has_returned() -> None:
-    gate = Gate()
-    stuck, fast = ps.graph(ps.node(runs_on="thread")(gate.block)), ps.graph(plain_in_thread)
+    gate, quick = Gate(), Gate()
+    quick.open()
+    stuck = ps.graph(ps.node(runs_on="thread", name="stuck")(gate.block))
+    fast = ps.graph(ps.node(runs_on="thread", name="fast")(quick.block))
     async with engine.Engine() as own, own.deploy(stuck, fast, max_workers=1) as service:
         left = asyncio.create_task(service(0))
         await gate.has()
         left.cancel()
         calls = await begun(*(service.run(fast(x)) for x in (1, 2)))
-        assert (left.cancelled(), taken(own)) == (True, 1)
+        assert (left.cancelled(), taken(own), quick.came) == (True, 1, [])
         gate.open()
         assert await asyncio.gather(*calls) == [1, 2]
 
@@ -168,6 +170,7 @@ async def test_what_waits_for_a_thread_is_cancelled_and_never_begins(*, of_engin
         await asyncio.gather(*calls[1:3], return_exceptions=True)
         gate.open()
         assert [await calls[0], await calls[3], await service(5)] == gate.came == [0, 3, 5]
+        assert own.statistics().threads.discarded == 0
 
 
 class Short:

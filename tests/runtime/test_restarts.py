@@ -627,6 +627,18 @@ async def test_a_temporary_node_is_not_restarted(life: Life) -> None:
     assert [(entry["event"], entry["node"]) for entry in logs] == [("actor.stopped", "machine")]
 
 
+async def test_a_temporary_sibling_of_a_node_that_is_restarted_is_stopped(life: Life) -> None:
+    other = Life("other")
+    one, brief = ps.graph(machine(life)), ps.graph(machine(other, restart="temporary"))
+    async with engine.deploy(one, brief, strategy="one_for_all") as service:
+        [waiting] = await begun(service.run(brief("wait")))
+        assert await outcomes(service("crash"), service("fine")) == [Broken, "fine"]
+        for call in (waiting, service.run(brief("late"))):
+            with pytest.raises(ps.ActorStopped, match="was stopped when 'machine' was restarted, and has restart="):
+                await call
+    assert (other.entered, other.left) == (1, 1)
+
+
 async def test_too_many_restarts_fail_the_deployment_for_everybody(life: Life) -> None:
     one, two = ps.graph(machine(life, concurrency=1)), ps.graph(machine(Life("other")))
     message = "the deployment of machine, other failed: node 'machine'"

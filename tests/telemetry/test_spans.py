@@ -402,8 +402,8 @@ async def test_each_item_begins_a_trace_that_is_linked_to_the_stream(tracing: Tr
         async with engine.deploy(line) as service:
             values = await service.map(calls(), trace_items=True)
     elif of == "engine with the option":
-        async with engine.Engine(trace_items=True) as own:
-            values = await values_of(own.stream(calls()))
+        async with engine.Engine(trace_items=True) as own, own.deploy(line) as service:
+            values = await values_of(service.stream(calls()))
     else:
         values = await values_of(engine.stream(received() if of == "async source" else calls(), trace_items=True))
     assert values == [1, 2, 3]

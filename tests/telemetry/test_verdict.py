@@ -188,6 +188,17 @@ def test_the_only_place_of_a_node_in_threads(virtual: VirtualTime) -> None:
     assert re.match("concurrency=.*; or move it to", verdict.remedy)
 
 
+def test_the_threads_limit_rather_than_as_many_places(virtual: VirtualTime) -> None:
+    @ps.node(runs_on="thread", concurrency=2)
+    def read(number: int) -> int:
+        virtual.hold_thread(0.01)
+        return number
+
+    verdict = virtual.profile_in_threads(ps.graph(read), 30, 2).verdict
+    assert (verdict.node, verdict.limit) == ("read", "pool")
+    assert verdict.reason.startswith("the 2 threads are busy")
+
+
 @pytest.mark.parametrize("places", [(1, 4, 2), (4, 1, 2), (4, 2, 1), (2, 2, 4)])
 def test_statistics_name_the_same_node_if_they_name_any(virtual: VirtualTime, places: tuple[int, ...]) -> None:
     first, second, third = nodes = [
