@@ -410,25 +410,17 @@ class ThreadPool(ThreadOwner):
         queued += self._wait_in_slots()
         return ThreadPoolStatistics(threads, threads - busy, busy, queued, self._completed, self._discarded)
 
-    def close_nowait(self) -> None:
-        """Refuse new jobs, cancel jobs that have not started, and let each thread end after its running job.
-
-        For an event loop that is about to be closed. `aclose` does the same and waits for the threads.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        skipped = self._take_queued()
-        self._release_threads()
-        if self._mailbox is not None:
-            self._mailbox.empty()
-        for job in skipped:
-            job.future.cancel()
-            self._settle(job, None, None, None, has_run=False)
-
     async def aclose(self) -> None:
-        """Like `close_nowait`, and wait until every running job has returned and every thread has ended."""
-        self.close_nowait()
+        """Refuse new jobs, cancel jobs that have not started, and wait until each thread has ended its running job."""
+        if not self._closed:
+            self._closed = True
+            skipped = self._take_queued()
+            self._release_threads()
+            if self._mailbox is not None:
+                self._mailbox.empty()
+            for job in skipped:
+                job.future.cancel()
+                self._settle(job, None, None, None, has_run=False)
         if self._threads:
             await self._all_ended.wait()
 
