@@ -10,6 +10,7 @@ import pytest
 import penstock as ps
 from penstock import data, engine, extension
 from tests.kit import values_of
+from tests.saving.exact import taken
 
 SOURCE = np.arange(12)
 
@@ -100,14 +101,7 @@ KEPT = extension.stage_node("kept", Kept, count=3)
 
 async def read(call: Any, folder: Path, count: int | None = None, every: int = 1) -> list[Any]:
     """Reads `count` values, makes a checkpoint, and leaves; or reads all values."""
-    found: list[Any] = []
-    async with engine.stream(call, checkpoint=ps.Checkpoint(folder, every_records=every)) as stream:
-        async for value in stream:
-            found.append(value)
-            if len(found) == count:
-                await stream.checkpoint()
-                break
-    return found
+    return [value for _, value in await taken(call, ps.Checkpoint(folder, every_records=every), count, saves=True)]
 
 
 @pytest.mark.parametrize(("stage", "expected"), [(DIFFERENCES, [0] + [1] * 11), (KEPT, [2, 3, 3, 3])])

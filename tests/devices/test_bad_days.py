@@ -15,7 +15,7 @@ import structlog
 import penstock as ps
 from penstock import devices, engine
 from penstock.devices import device_errors, dispatch
-from tests.kit import begun
+from tests.kit import begun, without_the_collector
 
 from .compiled import configured, dying_once
 from .gates import Gate
@@ -327,10 +327,8 @@ WAYS: dict[str, Callable[[Callable[..., Any]], Callable[[Any], Awaitable[Any]]]]
 async def without_collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     # JAX logs the error of a callback, and pytest keeps the log record with all objects that the traceback refers to.
     monkeypatch.setattr(logging.getLogger("jax._src.callback"), "disabled", True)
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+    with without_the_collector():
+        yield
 
 
 @pytest.mark.parametrize("fn", [refusing, fails_late, fails_while_traced])

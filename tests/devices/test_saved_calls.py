@@ -15,21 +15,10 @@ import penstock as ps
 from penstock import data, devices, engine
 from penstock.testing import wait_quiescent
 from tests.devices.kit import graph_of
-from tests.saving.exact import Keeping, exact
+from tests.saving.exact import Keeping, exact, taken
 from tests.saving.random_pipelines import check_seeds
 
 SOURCE = np.arange(64, dtype=np.float32)
-
-
-async def taken(call: Any, folder: Path | None, limit: int | None) -> dict[int, Any]:
-    checkpoint = None if folder is None else ps.Checkpoint(folder, every_records=10)
-    got: dict[int, Any] = {}
-    async with engine.stream(call, checkpoint=checkpoint) as stream:
-        async for value in stream:
-            got[stream.position] = value
-            if len(got) == limit:
-                break
-    return got
 
 
 async def test_batches_of_a_device_before_state_are_up_to_rounding(tmp_path: Path) -> None:
@@ -54,9 +43,10 @@ async def test_batches_of_a_device_before_state_are_up_to_rounding(tmp_path: Pat
     with pytest.raises(ps.PlanError, match=r"'doubled' .* rounding"):
         engine.stream(graph(doubled()), checkpoint=ps.Checkpoint(tmp_path))
     about = doubled(stateless=True)
-    whole = await taken(graph(about), None, None)
-    first = await taken(graph(about), tmp_path, 50)
-    second = await taken(graph(about), tmp_path, None)
+    checkpoint = ps.Checkpoint(tmp_path, every_records=10)
+    whole = dict(await taken(graph(about)))
+    first = dict(await taken(graph(about), checkpoint, 50))
+    second = dict(await taken(graph(about), checkpoint))
     assert min(second) > 1
     got = {**first, **second}
     assert list(got) == list(whole)

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gauge, cancelled_at_every_step, model, numbers, outcomes, paused
+from tests.kit import Gauge, cancelled_at_every_step, model, numbers, outcomes, paused, summed
 
 gauge = Gauge()
 
@@ -81,11 +81,6 @@ async def batched(xs: list[int]) -> list[int]:
 async def doubled(values: AsyncIterator[int]) -> AsyncIterator[int]:
     async for value in values:
         yield 2 * value
-
-
-@ps.node
-async def total(values: AsyncIterator[int]) -> int:
-    return sum([value async for value in values])
 
 
 async def fan_out(x: int) -> list[int]:
@@ -177,11 +172,11 @@ async def test_each_call_has_its_own_bound(level: str) -> None:
 async def test_streams_take_no_place() -> None:
     """Neither a node that gives a stream nor a node that reads it takes a place: a reader waits for other handlers."""
 
-    in_a_line = numbers >> doubled >> total
+    in_a_line = numbers >> doubled >> summed
 
     @ps.graph
     async def through_a_map(x: int) -> int:
-        return await total(ps.map_each(ask, numbers(x)))
+        return await summed(ps.map_each(ask, numbers(x)))
 
     @ps.graph
     async def folded(x: int) -> int:

@@ -1,7 +1,6 @@
 """Values live no longer than a step may still read them; idle workers and ended calls hold no item."""
 
 import asyncio
-import gc
 import weakref
 from collections.abc import Iterator
 
@@ -9,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import SCHEDULERS, begun, values_of
+from tests.kit import SCHEDULERS, begun, values_of, without_the_collector
 
 
 class Value:
@@ -23,13 +22,11 @@ made: dict[object, weakref.ref[Value]] = {}
 
 
 @pytest.fixture(autouse=True)
-def without_the_collector() -> Iterator[None]:
+def nothing_made() -> Iterator[None]:
     """Leaves it to reference counts alone to free values."""
     made.clear()
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+    with without_the_collector():
+        yield
 
 
 def watched(label: object) -> Value:

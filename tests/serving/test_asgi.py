@@ -32,7 +32,7 @@ from tests.serving.servers import (
     places_of_a_client_who_stalls,
     server,
     settled,
-)  # fmt: skip
+)
 
 APPLICATION = "tests.serving.asgi_app"
 # Each server on its usual event loop, and on the other loop.

@@ -176,27 +176,25 @@ def test_few_items_in_flight_of_a_graph_of_several_nodes(virtual: VirtualTime) -
     assert verdict.headroom == pytest.approx(1.5, rel=0.05)
 
 
-def test_the_only_place_of_a_node_in_threads(virtual: VirtualTime) -> None:
-    @ps.node(runs_on="thread", concurrency=1)
+@pytest.mark.parametrize(
+    ("places", "threads", "limit", "reason", "remedy"),
+    [
+        (1, 8, "places", "its only place is busy for 100%", "concurrency=.*; or move it to"),
+        (2, 2, "pool", "the 2 threads are busy", ".+"),  # the threads limit rather than as many places
+    ],
+)
+def test_the_places_of_a_node_in_threads(
+    virtual: VirtualTime, places: int, threads: int, limit: str, reason: str, remedy: str
+) -> None:
+    @ps.node(runs_on="thread", concurrency=places)
     def read(number: int) -> int:
         virtual.hold_thread(0.01)
         return number
 
-    verdict = virtual.profile_in_threads(ps.graph(read), 30, 8).verdict
-    assert (verdict.node, verdict.limit) == ("read", "places")
-    assert verdict.reason.startswith("its only place is busy for 100%")
-    assert re.match("concurrency=.*; or move it to", verdict.remedy)
-
-
-def test_the_threads_limit_rather_than_as_many_places(virtual: VirtualTime) -> None:
-    @ps.node(runs_on="thread", concurrency=2)
-    def read(number: int) -> int:
-        virtual.hold_thread(0.01)
-        return number
-
-    verdict = virtual.profile_in_threads(ps.graph(read), 30, 2).verdict
-    assert (verdict.node, verdict.limit) == ("read", "pool")
-    assert verdict.reason.startswith("the 2 threads are busy")
+    verdict = virtual.profile_in_threads(ps.graph(read), 30, threads).verdict
+    assert (verdict.node, verdict.limit) == ("read", limit)
+    assert verdict.reason.startswith(reason)
+    assert re.match(remedy, verdict.remedy)
 
 
 @pytest.mark.parametrize("places", [(1, 4, 2), (4, 1, 2), (4, 2, 1), (2, 2, 4)])
