@@ -123,6 +123,20 @@ def test_who_holds_the_gil_limits_and_not_who_waits_for_it() -> None:
     assert verdict.headroom == pytest.approx(2.0, rel=0.01)
 
 
+def test_a_next_limit_whose_remedy_has_no_known_gain_is_named_without_a_gain() -> None:
+    busy = engine.ActorStatistics("graph", "busy", 1_000, 0, 0, 0, 1, 1, 9.9, EMPTY)
+    spin = engine.ActorStatistics("graph", "spin", 1_000, 0, 0, 0, 1, 1, 9.5, EMPTY)
+    verdict = find_verdict(
+        evidence_of(
+            StepSnapshot(busy, "busy", "loop", False, False, (Capacity("busy", 1, "concurrency"),)),
+            StepSnapshot(spin, "spin", "thread", False, False, (Capacity("spin", 1, "concurrency"),), pool="threads"),
+            gil=GilUse({("graph", "spin"): 0.98}, 0.0, 0.0),
+        )
+    )
+    assert (verdict.node, verdict.limit) == ("busy", "places")
+    assert 'concurrency=2 at busy, alone no faster, as "spin" limits as much' in verdict.remedy
+
+
 def test_no_larger_inbox_is_advised_where_worker_processes_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.telemetry.profiling.limits._cores", lambda: 4)
     full = engine.ChannelStatistics(16, 16, 16, 0, 900, 0, 0, 8.0, 0.0)

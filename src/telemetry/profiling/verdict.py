@@ -326,7 +326,7 @@ def _advised(model: Model, found: Limit, headroom: float | None) -> Verdict:
     said, factor, changed = _typed_as_needed(model, found)
     gain = f"{factor:.1f} times as fast"
     if factor < _LEAST_GAIN and (other := _most_used(limits(changed.evidence))) is not None:
-        also, both, _ = _typed_as_needed(changed, other) if other.options else ("", 1.0, changed)
+        also, both, _ = _typed_as_needed(changed, other) if other.options and other.most > 0 else ("", 1.0, changed)
         name = f'"{other.verdict.name}"' if other.verdict.node else f"the {other.verdict.limit}"
         why = other.verdict.reason if other.verdict.node == verdict.node else f"{name} limits as much"
         gain = f"alone no faster, as {why}"
