@@ -2,9 +2,10 @@
 
 import asyncio
 import gc
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Literal, ParamSpec, Self, TypeVar
@@ -315,9 +316,18 @@ class Taken:
 
 
 async def measured(measure: Callable[[], Awaitable[telemetry.Profile]], limit: str) -> telemetry.Profile:
-    """Returns a profile with a verdict on this limit, of at most six: other programs may disturb some."""
-    for _ in range(5):
-        profile = await measure()
-        if profile.verdict.limit == limit:
-            return profile
-    return await measure()
+    """Returns a profile with a verdict on this limit, of at most six: other programs may disturb some.
+
+    Threads that begin meanwhile go before those of other programs, where the system allows that.
+    """
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, -15)
+    try:
+        for _ in range(5):
+            profile = await measure()
+            if profile.verdict.limit == limit:
+                return profile
+        return await measure()
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, usual)
