@@ -267,21 +267,22 @@ def copy_of(error: BaseException) -> BaseException:
     try:
         # Not `cls(*args)`: some constructors, such as those of JAX's errors, take other arguments than `args` has.
         copy = cls.__new__(cls, *error.args)
-        copy.args = error.args
         copy.__dict__.update(error.__dict__)
         for base in cls.__mro__:
-            for name, field in vars(base).items():  # attributes outside of `__dict__`, such as `filename` of an OSError
-                if isinstance(field, MemberDescriptorType | GetSetDescriptorType) and not name.startswith("__"):
+            # Attributes outside of `__dict__`: the cause and the traceback, or `filename` of an OSError. Not by
+            # `setattr`, which the class of the error may refuse.
+            for name, field in vars(base).items():
+                if isinstance(field, MemberDescriptorType | GetSetDescriptorType) and name != "__dict__":
                     with suppress(AttributeError, TypeError):  # it was never set, or is read-only after `__new__`
-                        if (value := getattr(error, name)) is not None:
-                            setattr(copy, name, value)
+                        if (value := field.__get__(error)) is not None:
+                            field.__set__(copy, value)
     except Exception:  # noqa: BLE001 - a constructor or an attribute of the user may raise anything
         return with_cause(NodeError(f"{cls.__name__}: {error!r}"), error)
     if "__notes__" in copy.__dict__:
-        copy.__notes__ = list(error.__notes__)
-    copy.__cause__, copy.__context__ = error.__cause__, error.__context__
-    copy.__suppress_context__ = error.__suppress_context__
-    return copy.with_traceback(error.__traceback__)
+        copy.__dict__["__notes__"] = list(error.__notes__)
+    if not error.__suppress_context__:
+        vars(BaseException)["__suppress_context__"].__set__(copy, False)  # the cause has set it
+    return copy
 
 
 class DataError(PenstockError, ValueError):

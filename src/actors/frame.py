@@ -41,6 +41,7 @@ class Marks(NamedTuple):
         first_traceback: the traceback of the error when that frame raised it.
         notes: the notes that the frame has added.
         node: the label of the node that caused the error, if another node raises the error.
+        attempts: the attempts of the node that raised the error first for this item.
         traceback: the whole traceback, if entries of the library were cut.
     """
 
@@ -48,6 +49,7 @@ class Marks(NamedTuple):
     first_traceback: TracebackType | None = None
     notes: tuple[str, ...] = ()
     node: str = ""
+    attempts: int = 0
     traceback: TracebackType | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -57,6 +59,11 @@ class Marks(NamedTuple):
 def _marks_of(error: BaseException) -> Marks:
     # Not as an attribute, here and below: the class of a user may answer each name, or raise anything for one.
     return vars(error).get(_MARKS) or Marks()
+
+
+def attempts_of(error: BaseException) -> int:
+    """Return the attempts of the node that raised an error of an item; 0 for an error that no node raised."""
+    return _marks_of(error).attempts
 
 
 # The file of compiled lines of nodes, and further functions of the engine that are left out of tracebacks of handlers.
@@ -468,25 +475,27 @@ class Frame:
         root = self.root
         if marks.item != root.identity:  # otherwise the body that raised the error has logged it
             logs.item_failed(self.layout.name, label, error)
+            marks = marks._replace(attempts=attempt)
         is_of_other = marks.item is not None and marks.item != root.identity and isinstance(error, Exception)
         if is_of_other:
             # Each raise has added its stack frames, which hold values of its item, to the traceback of the object.
-            error.__traceback__ = marks.first_traceback
+            BaseException.with_traceback(error, marks.first_traceback)
             if marks.item != _NO_ITEM:
                 error = copy_of(error)
         try:
             if is_of_other:
-                error.__notes__ = [note for note in getattr(error, "__notes__", ()) if note not in marks.notes]
+                notes: Iterable[str] = getattr(error, "__notes__", ())
+                vars(error)["__notes__"] = [note for note in notes if note not in marks.notes]
                 marks = marks._replace(notes=())
             elif error.__traceback__ is not None:
                 # The first entry is of the engine: it does not help the user, and would keep a worker alive.
-                error.__traceback__ = error.__traceback__.tb_next
+                BaseException.with_traceback(error, error.__traceback__.tb_next)
                 if os.environ.get("PENSTOCK_TRACEBACKS") != "full":
                     marks = _cut_library(error, marks)
-            error.add_note(where)
             marks = marks._replace(item=root.identity, first_traceback=error.__traceback__, notes=(*marks.notes, where))
             vars(error)[_MARKS] = marks
-        except Exception:  # noqa: BLE001 - an exception that refuses attributes gets no marks
+            error.add_note(where)
+        except Exception:  # noqa: BLE001 - an exception that refuses attributes gets no note, and perhaps no marks
             pass
         return error
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import itertools
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from typing import Any, Final, TypeVar, cast
 
 from .. import Call, DeploymentFailed, EngineClosedError, NodeCancelledError, NotFinished, engine, tagged, telemetry
 from ..actors.tasks import Condition
+from ..extension import attempts_of
 from ..telemetry import logs
 from .source import DeadLetter, Message, Source
 
@@ -198,7 +198,7 @@ class Partition:
                 if isinstance(error, EngineClosedError | DeploymentFailed):
                     raise error
                 if error is not None:
-                    await self._bury(self.open[number], error)
+                    await self._bury(DeadLetter(self.open[number], error, attempts_of(error)))
                 self._end(number)
 
     async def _calls(self) -> AsyncIterator[Call[Any, int]]:
@@ -219,7 +219,7 @@ class Partition:
                         )
                     call = tagged(telemetry.continued(call, message.headers), number)
                 except Exception as error:  # noqa: BLE001 - of the user's function: this message has failed, not the consumer
-                    await self._bury(message, error)
+                    await self._bury(DeadLetter(message, error, 0))
                     self._end(number)
                 else:
                     yield call
@@ -237,16 +237,14 @@ class Partition:
         assert self._held._order_by is not None
         return self._held._order_by(self.open[call.tag])
 
-    async def _bury(self, message: Message, error: Exception) -> None:
+    async def _bury(self, letter: DeadLetter) -> None:
         """Write a dead letter. While writing fails, the message stays open."""
-        found = re.search(r", attempt (\d+)$", "\n".join(getattr(error, "__notes__", ())), re.MULTILINE)
-        letter = DeadLetter(message, error, int(found[1]) if found else 0)
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
                 await uncancelled(self._held._bury, letter)
             except Exception as refusal:  # noqa: BLE001 - whatever it is, the letter is not written
-                logs.warning("consume.letter_not_written", message=message.identity, error=repr(refusal))
+                logs.warning("consume.letter_not_written", message=letter.message.identity, error=repr(refusal))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 10 * PAUSE_SECONDS)
             else:

@@ -280,6 +280,40 @@ async def test_a_function_that_cannot_make_a_call_fails_its_message_alone(monkey
     assert "2" in str(consumer.statistics())
 
 
+class Frozen(Exception):
+    """Like a frozen dataclass: it takes neither notes nor other attributes."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+@virtual
+async def test_a_letter_tells_the_attempts_of_its_node_whatever_notes_the_error_has() -> None:
+    noted, log, letters = Boom("noted"), log_of(Random(4), 1, 3), list[consume.DeadLetter]()
+    noted.add_note("of the client, attempt 7")
+    errors = [Boom("plain"), noted, Frozen("refuses notes")]
+
+    @ps.graph
+    @ps.node(retry=ps.Retry(attempts=2), effectful="unordered")
+    async def fail(message: consume.Message) -> None:
+        raise errors[message.position]
+
+    async def bury(letter: consume.DeadLetter) -> None:
+        log.ended.add(letter.message.identity)
+        letters.append(letter)
+
+    member = Member(log)
+    async with (
+        engine.deploy(fail) as service,
+        consume.Consumer(service, member, fail, dead_letters=bury, order_by=None, settle_seconds=0.01),
+    ):
+        await member.give([0])
+        await until(lambda: log.is_settled)
+    assert {letter.message.position: (letter.error, letter.attempts) for letter in letters} == {
+        position: (error, 2) for position, error in enumerate(errors)
+    }
+
+
 @pytest.mark.parametrize("function", ["take", "settle", "keep"])
 @pytest.mark.parametrize("error", [Boom("not authorized"), asyncio.CancelledError()])
 async def test_an_error_of_the_source_that_is_no_outage_ends_the_consumer(function: str, error: BaseException) -> None:
