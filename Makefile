@@ -26,7 +26,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo demo-cluster serve complete train-lm train-kills test test-newest run-newest test-long test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-chat bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
+.PHONY: help demo demo-cluster serve complete train-lm train-kills test test-newest run-newest test-long test-timed test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-chat bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords (ARGS=--studio: on a page)"
@@ -39,6 +39,7 @@ help:
 	@echo "make test         all tests, on every core"
 	@echo "make test-newest  tests of devices, streams and the runtime on the newest Python and the newest JAX, in .venv-newest"
 	@echo "make test-long    all of them, those too slow for test, with $(EFFORT) times the random examples and interleavings"
+	@echo "make test-timed   what only real time can show, one test after the other; the machine should do nothing else"
 	@echo "make test-backends  what Phoenix and MLflow have of a trace, consumers of a broker, and clients of OpenAI, in .backends (1.7 GB)"
 	@echo "make soak         $(MINUTES) minutes of a deployment under load, with faults (MINUTES=…, ARGS=\"--seed …\")"
 	@echo "make check        lint, format, types (mypy and pyright), import directions"
@@ -146,7 +147,11 @@ run-newest: .venv-newest/.stamp
 	.venv-newest/bin/python -m pytest -n auto --dist worksteal $(NEWEST_TESTS) $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev
-	PENSTOCK_TEST_EFFORT=$(EFFORT) $(BIN)/python -m pytest -m "long or not long" -n auto --dist worksteal --timeout 1200 -o faulthandler_timeout=1500 $(PYTEST_ARGS)
+	PENSTOCK_TEST_EFFORT=$(EFFORT) $(BIN)/python -m pytest -m "not timed" -n auto --dist worksteal --timeout 1200 -o faulthandler_timeout=1500 $(PYTEST_ARGS)
+
+# In one process, since tests that run beside these disturb what they measure.
+test-timed: $(VENV)/.dev
+	$(BIN)/python -m pytest -m timed -n 0 $(PYTEST_ARGS)
 
 # Each backend in an environment of its own: they pin what Penstock does not.
 .backends/phoenix/.stamp: BACKEND := arize-phoenix

@@ -2,16 +2,15 @@
 
 import asyncio
 import gc
-import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 import penstock as ps
-from penstock import engine, telemetry, testing
+from penstock import engine, testing
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -313,21 +312,3 @@ class Taken:
         """Returns the work with this number, when no task can go on."""
         await testing.wait_quiescent()
         return self.works[number]
-
-
-async def measured(measure: Callable[[], Awaitable[telemetry.Profile]], limit: str) -> telemetry.Profile:
-    """Returns a profile with a verdict on this limit, of at most six: other programs may disturb some.
-
-    Threads that begin meanwhile go before those of other programs, where the system allows that.
-    """
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, -15)
-    try:
-        for _ in range(5):
-            profile = await measure()
-            if profile.verdict.limit == limit:
-                return profile
-        return await measure()
-    finally:
-        os.setpriority(os.PRIO_PROCESS, 0, usual)

@@ -8,17 +8,26 @@ import re
 import resource
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock as ps
-from penstock import data, engine, extension, telemetry
+from penstock import data, engine, extension, telemetry, testing
 from tests.kit import Gate, added, begun, numbers, paused
+from tests.telemetry.virtual_time import VirtualTime, telling
 
 from .conftest import ASK, Raw
+
+
+@pytest.fixture
+def virtual() -> Iterator[VirtualTime]:
+    """The time that looks are told."""
+    now = VirtualTime()
+    with telling(now):
+        yield now
 
 
 @ps.node
@@ -181,7 +190,9 @@ async def test_items_count_once_where_idle_scopes_share_the_limit(raw: Raw) -> N
 
 
 @pytest.mark.parametrize(("others", "room"), [("none", 100), ("before", 100), ("after", 100), ("none", 2)])
-async def test_items_count_once_where_active_scopes_share_the_limit(raw: Raw, others: str, room: int) -> None:
+async def test_items_count_once_where_active_scopes_share_the_limit(
+    virtual: VirtualTime, raw: Raw, others: str, room: int
+) -> None:
     gate = Gate()
 
     @ps.node(concurrency=4)
@@ -198,18 +209,15 @@ async def test_items_count_once_where_active_scopes_share_the_limit(raw: Raw, ot
         busy, quick = (second, first) if others == "before" else (first, second)
         calls = await begun(busy(1), (second if others == "none" else busy)(1))
         raw.look()
-        for _ in range(3):  # other programs may hold up a look between its two scopes
-            for _ in range(50):  # the looks at the loop need turns of the loop
-                await asyncio.sleep(0.01)
-                if others != "none":
-                    await quick(0)
-            [node] = raw.look()["nodes"]
-            if 0.4 < node["busy_share"] < 0.6:
-                break
+        await testing.wait_quiescent()  # the loop has begun to measure
+        virtual.hold(0.5)
+        if others != "none":
+            await quick(0)
+        [node] = raw.look()["nodes"]
         gate.open()
         await asyncio.gather(*calls)
     assert (node["in_flight"], node["limit"]) == (2, 4)
-    assert 0.4 < node["busy_share"] < 0.6
+    assert node["busy_share"] == pytest.approx(0.5)
 
 
 async def test_places_of_a_deployment_count_from_its_first_look(raw: Raw) -> None:
@@ -231,12 +239,13 @@ async def test_places_of_a_deployment_count_from_its_first_look(raw: Raw) -> Non
 # --- Items in flight ---
 
 
-async def test_items_tell_where_they_are_and_since_when(raw: Raw) -> None:
+async def test_items_tell_where_they_are_and_since_when(virtual: VirtualTime, raw: Raw) -> None:
     gate = Gate()
     graph = gate.graph(concurrency=2, name="slow")
     async with engine.deploy(graph, key=lambda number: "tenant 7", timeout_seconds=600) as service:
         calls = await begun(*map(service, range(3)))
         first = raw.look()
+        virtual.hold(0.5)
         calls += await begun(service(3))
         second = raw.look(show_keys=True)
         found = raw.look(matching="nothing like it")

@@ -13,8 +13,8 @@ from penstock import engine, telemetry
 from penstock.studio.drawing import svg
 from penstock.studio.page import page as page_module
 from penstock.telemetry import DeviceSlice
-from tests.kit import measured, paused, plain
-from tests.telemetry.virtual_time import waits
+from tests.kit import paused, plain
+from tests.telemetry.virtual_time import VirtualTime, telling, waits
 
 NASTY = "</script><script>alert(\"1\")</script><b a='x'>&amp;"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -106,8 +106,9 @@ def written(profile: telemetry.Profile, folder: Path) -> tuple[str, Page]:
     return text, Page(text)
 
 
-async def test_the_page_shows_graph_table_verdict_and_timeline(tmp_path: Path) -> None:
-    profile = await measured(lambda: profiled(measure), "places")
+def test_the_page_shows_graph_table_verdict_and_timeline(tmp_path: Path) -> None:
+    with telling(virtual := VirtualTime()):
+        profile = virtual.profile(measure, 30)
     _, page = written(profile, tmp_path)
     assert page.texts["title"][0] == "Profile of measure"
     boxes = [one for one in page.found["a"] if "box" in classes(one)]

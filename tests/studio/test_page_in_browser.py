@@ -8,9 +8,8 @@ import pytest
 import penstock as ps
 from penstock import engine, telemetry
 from penstock.telemetry import DeviceSlice
-from tests.kit import measured
 from tests.packages import needs_package
-from tests.telemetry.virtual_time import waits
+from tests.telemetry.virtual_time import VirtualTime, telling, waits
 
 from .browser import Browser, installed
 from .test_page import count, fetch, profiled
@@ -51,7 +50,8 @@ async def profiled_with_a_device() -> telemetry.Profile:
 def test_the_page_shows_itself_and_obeys(tmp_path: Path) -> None:
     assert _PROGRAM is not None
     page, of_two_graphs = tmp_path / "profile.html", tmp_path / "two.html"
-    asyncio.run(measured(profiled_with_a_device, "places")).to_html(page)
+    with telling(virtual := VirtualTime()):
+        virtual.run(profiled_with_a_device).to_html(page)
     asyncio.run(profiled(measure, again, items=3)).to_html(of_two_graphs)
     with Browser(_PROGRAM, tmp_path) as browser:
         for dark in (False, True):

@@ -5,7 +5,6 @@ import contextlib
 import gc
 import sys
 import threading
-import time
 import traceback
 import types
 import weakref
@@ -129,16 +128,16 @@ async def test_from_one_snapshot_to_the_next_scopes_count_that_have_ended_meanwh
         assert all(step.timed is None for scope in telemetry.snapshot().scopes for step in scope.steps)
 
 
-async def test_places_are_busy_with_items_that_have_not_left_yet() -> None:
+async def test_places_are_busy_with_items_that_have_not_left_yet(virtual: VirtualTime) -> None:
     gate = Gate()
     async with engine.deploy(gate.graph(concurrency=2, name="slow")) as service:
         calls = await begun(*map(service, range(5)))
         with closing(telemetry.Monitor()) as monitor:
             monitor.snapshot()
-            await asyncio.sleep(0.2)  # the time that is told of
+            virtual.hold(0.2)
             lately = lately_of(monitor)
         with telemetry.profile() as profile:
-            await asyncio.sleep(0.05)
+            virtual.hold(0.05)
         gate.open()
         assert await asyncio.gather(*calls) == [0, 1, 2, 3, 4]
     for one in (lately, profile):
@@ -159,7 +158,9 @@ async def test_scopes_in_which_nothing_has_moved_are_not_read_again() -> None:
     assert [first[admitted] is second[admitted] for admitted in first] == [admitted != (0, 3) for admitted in first]
 
 
-async def test_a_thread_that_looks_takes_turns_with_the_event_loop() -> None:
+async def test_a_thread_that_looks_takes_turns_with_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.telemetry.profiling.watching._SLICE_SECONDS", -1.0)  # each slice is over
+    monkeypatch.setattr("penstock.telemetry.profiling.watching._LONGEST_PAUSE_SECONDS", 60.0)
     turns_of_loop, seen, asked = 0, list[int](), threading.Event()
 
     def ask() -> bool:
@@ -172,9 +173,6 @@ async def test_a_thread_that_looks_takes_turns_with_the_event_loop() -> None:
         monitor.turns.asked = None
         monitor.turns.begin()
         for _ in range(5):
-            began = time.perf_counter()
-            while time.perf_counter() - began < 0.0025:
-                pass
             monitor.turns.pause()
             seen.append(turns_of_loop)
         monitor.turns.end()
@@ -190,22 +188,23 @@ async def test_a_thread_that_looks_takes_turns_with_the_event_loop() -> None:
 
 
 async def test_a_thread_is_asked_until_its_monitor_is_closed() -> None:
-    asked = 0
+    asked, is_asked_again = 0, asyncio.Event()
 
     def ask() -> bool:
         nonlocal asked
         asked += 1
+        if asked == 3:
+            is_asked_again.set()
         return True
 
     async with engine.deploy(halves):
         with closing(telemetry.Monitor()) as monitor:
             monitor.snapshot()
             monitor.turns.asked = ask
-            while asked < 3:
-                await asyncio.sleep(0.01)
+            await is_asked_again.wait()
             monitor.turns.begin()  # and the client leaves before the end of the look
         until_closed = asked
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # the timer that would ask is due before
         assert asked == until_closed
 
 
@@ -242,7 +241,7 @@ async def test_a_call_that_is_over_is_not_in_flight_at_the_next_look() -> None:
                 assert [scope.admitted for scope in monitor.snapshot().scopes] == [(0, 5)]
 
 
-async def test_items_count_from_when_they_entered_also_beside_short_ones() -> None:
+def test_items_count_from_when_they_entered_also_beside_short_ones(virtual: VirtualTime) -> None:
     gate, ends = Gate(), asyncio.Event()
 
     @ps.node(concurrency=10)
@@ -254,27 +253,31 @@ async def test_items_count_from_when_they_entered_also_beside_short_ones() -> No
 
     graph = ps.graph(mixed)
 
-    async def call_again() -> None:
-        while not ends.is_set():
-            await service(8)
+    async def main() -> telemetry.Profile:
+        async def call_again() -> None:
+            while not ends.is_set():
+                await service(8)
 
-    async with engine.deploy(graph) as service:
-        calls = await begun(*map(service, range(8)))
-        with closing(telemetry.Monitor()) as monitor:
-            others = asyncio.gather(call_again(), call_again())
-            monitor.snapshot()
-            await asyncio.sleep(0.3)  # the time that is told of
-            lately = lately_of(monitor)
-        gate.open()
-        ends.set()
-        await asyncio.gather(others, *calls)
+        async with engine.deploy(graph) as service:
+            calls = await begun(*map(service, range(8)))
+            with closing(telemetry.Monitor()) as monitor:
+                others = asyncio.gather(call_again(), call_again())
+                monitor.snapshot()
+                await asyncio.sleep(0.3)
+                lately = lately_of(monitor)
+            gate.open()
+            ends.set()
+            await asyncio.gather(others, *calls)
+        return lately
+
+    lately = virtual.run(main)
     [node] = lately.nodes
     assert node.count > 8
     assert 0.75 < (node.busy_share or 0) < 1.05
     assert (lately.verdict.node, lately.verdict.limit) == ("mixed", "places")
 
 
-async def test_finished_items_that_wait_for_room_are_not_in_the_node() -> None:
+async def test_finished_items_that_wait_for_room_are_not_in_the_node(virtual: VirtualTime) -> None:
     gate = Gate()
     line = plain >> gate.node(name="narrow", concurrency=1, capacity=1)
     async with engine.stream(line(number) for number in range(40)) as results:
@@ -282,7 +285,7 @@ async def test_finished_items_that_wait_for_room_are_not_in_the_node() -> None:
         await gate.has(1)
         with closing(telemetry.Monitor()) as monitor:
             monitor.snapshot()
-            await asyncio.sleep(0.1)  # the time that is told of
+            virtual.hold(0.1)
             snapshot: Any = monitor.snapshot()
         gate.open()
         await reading

@@ -3,10 +3,12 @@
 import asyncio
 import itertools
 import operator
+import pkgutil
 import random
 import re
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from time import sleep, thread_time
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
-from tests.kit import measured, plain, same, values_of
+from tests.kit import plain, same, values_of
 from tests.telemetry.test_remedies import Look, called
 from tests.telemetry.virtual_time import VirtualTime, node_of, profile_of, profile_of_runs, waits
 
@@ -208,7 +210,47 @@ def test_statistics_name_the_same_node_if_they_name_any(virtual: VirtualTime, pl
     assert bottleneck is None or bottleneck.node == limiting
 
 
-# --- The GIL, in real time: in virtual time, nobody could say which thread holds it ---
+# --- The GIL ---
+
+
+@pytest.mark.parametrize("victim", ["spin", "wait"])
+def test_the_verdict_names_the_holder_of_the_gil(
+    virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch, victim: str
+) -> None:
+    """In virtual time, the test says which thread holds the GIL: the tests below see that in real time."""
+    measured = pkgutil.resolve_name("penstock.telemetry.profiling.watching:GilWatch.use")
+    told = {"held": {("line", "spin"): 0.8}, "wait_seconds": 0.02}
+    monkeypatch.setattr(
+        "penstock.telemetry.profiling.watching.GilWatch.use", lambda watch: replace(measured(watch), **told)
+    )
+    monkeypatch.setattr("penstock.actors.sampler.perf_counter", virtual)
+    monkeypatch.setattr("penstock.actors.sampler.thread_time", lambda: 0.6 * virtual())
+
+    @ps.node(runs_on="thread", concurrency=1)
+    def spin(number: int) -> int:
+        virtual.hold_thread(0.01 if victim == "spin" else 0.002)
+        return number
+
+    @ps.node(runs_on="thread", concurrency=1)
+    def wait(number: int) -> int:
+        virtual.hold_thread(0.01 if victim == "wait" else 0.002)
+        return number
+
+    @ps.graph
+    async def line(number: int) -> int:
+        return wait(spin(number))
+
+    profile = virtual.profile_in_threads(line, 50)
+    verdict = profile.verdict
+    assert (verdict.node, verdict.limit) == ("spin", "gil"), str(verdict)
+    assert "hold the GIL for 80% of the time" in verdict.reason
+    assert ('and "wait" waits for it for' in verdict.reason) == (victim == "wait")
+    assert verdict.remedy.startswith('runs_on="process" at spin ')
+    assert "concurrency=" not in str(verdict)
+
+
+# In real time, and so in `make test-timed`:
+
 
 ITEMS = 100
 SPIN_SECONDS = 0.003
@@ -250,6 +292,7 @@ async def profile_beside(victim: Any, *, is_spinning: bool = True) -> telemetry.
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody else says what the threads of a process do")
+@pytest.mark.timed
 async def test_a_live_look_names_the_node_that_holds_the_gil(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "profile", Look)
     look: Any = await profile_beside(sleep_in_c)
@@ -259,9 +302,10 @@ async def test_a_live_look_names_the_node_that_holds_the_gil(monkeypatch: pytest
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody else says what the threads of a process do")
+@pytest.mark.timed
 @pytest.mark.parametrize("victim", [sleep_in_c, compute_in_numpy, wait], ids=lambda node: node.name)
 async def test_a_node_that_holds_the_gil_is_named_and_not_those_that_wait_for_it(victim: Any) -> None:
-    profile = await measured(lambda: profile_beside(victim), "gil")
+    profile = await profile_beside(victim)
     verdict = profile.verdict
     assert (verdict.node, verdict.limit) == ("spin", "gil"), str(verdict)
     assert "hold the GIL" in verdict.reason
@@ -273,9 +317,10 @@ async def test_a_node_that_holds_the_gil_is_named_and_not_those_that_wait_for_it
     assert profile.what_if("spin", concurrency=8).factor < 4
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("victim", [sleep_in_c, wait], ids=lambda node: node.name)
 async def test_where_nobody_holds_the_gil_places_limit(victim: Any) -> None:
-    profile = await measured(lambda: profile_beside(victim, is_spinning=False), "places")
+    profile = await profile_beside(victim, is_spinning=False)
     verdict = profile.verdict
     assert (verdict.node, verdict.limit) == (victim.name, "places"), str(verdict)
     assert "concurrency=" in verdict.remedy
