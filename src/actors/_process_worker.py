@@ -10,15 +10,16 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import cache
 from time import perf_counter
 from typing import Any
 
 from ..telemetry import logs
 from ..telemetry.spans import incoming
 from . import process_messages
-from .process_messages import IN_CONNECTION, KILLS_WORKER, TELLS_BEGIN, MessageReader, resolve
+from .process_messages import BEGUN, IN_CONNECTION, KILLS_WORKER, TELLS_BEGIN, MessageReader, resolve, send
 from .tasks import no_item
+from .threads import end_forked
 
 READY = b"R"
 # Signals that go to a whole process group: Ctrl-C, and the signal that systemd and SLURM send by default. Only the
@@ -34,6 +35,8 @@ _PARENT_CHECK_SECONDS = 1.0
 
 # The fields for log records of the present call: graph, node, item and attempt.
 _item: ContextVar[Mapping[str, object]] = ContextVar("penstock_item_of_call", default={})  # noqa: B039 - never changed
+# The id of the worker process. A process that a call forks has another id, and must answer nothing.
+_worker = 0
 
 
 def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Callable[[], None] | None) -> None:
@@ -44,10 +47,12 @@ def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Calla
         queue: the end of the queue of calls. The engine's process has this end as well, to take back waiting calls.
         set_up_tracing: called before the first call that is sampled.
     """
+    global _worker  # noqa: PLW0603
+    _worker = os.getpid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # With a handler instead of SIG_IGN, because programs that a call starts inherit ignored signals: `Popen.terminate`
     # would do nothing to them.
-    signal.signal(signal.SIGTERM, partial(_leave_to_engine, os.getpid()))
+    signal.signal(signal.SIGTERM, _leave_to_engine)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_ENGINE)  # blocked while the interpreter started
     connection.set_inheritable(False)
     queue.set_inheritable(False)
@@ -60,25 +65,30 @@ def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Calla
     try:
         connection.sendall(READY)
         while True:
-            flags = small.receive_head()  # a call has begun once it is no longer in the queue
+            flags, number = small.receive_head()  # a call has begun once it is no longer in the queue
             began = perf_counter()
             if flags & TELLS_BEGIN:
-                process_messages.send(connection, process_messages.BEGUN)
+                send(connection, number, [], BEGUN)
             if flags & KILLS_WORKER:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if flags & IN_CONNECTION and large.receive_head()[1] != number:
+                break
             try:
                 call = (large if flags & IN_CONNECTION else small).receive()
             except MemoryError as error:  # the rest of the message is still in the socket, so the worker ends
-                process_messages.send(connection, _failure(error, error, began))
+                send(connection, number, _failure(error, error, began))
                 break
-            process_messages.send(connection, _answer(*call, set_up_once, began))
+            answer = _answer(*call, set_up_once, began)
+            if os.getpid() != _worker:
+                end_forked(None)
+            send(connection, number, answer)
     except (EOFError, OSError):  # the engine's process is gone
         pass
     close_instances(list(_instances))
 
 
-def _leave_to_engine(worker: int, number: int, frame: object) -> None:
-    if os.getpid() != worker:  # in a process that was forked from the worker, and inherits this handler
+def _leave_to_engine(number: int, frame: object) -> None:
+    if os.getpid() != _worker:  # in a process that was forked from the worker, and inherits this handler
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
@@ -152,6 +162,8 @@ def close_instances(keys: Iterable[int]) -> None:
 
 
 def _failure(error: BaseException, cause: BaseException, began: float) -> process_messages.Message:
+    if os.getpid() != _worker:
+        end_forked(cause)
     frames = cause.__traceback__
     # Without the first stack frame, which is `_answer`.
     text = "".join(traceback.format_exception(type(cause), cause, frames.tb_next if frames else None))

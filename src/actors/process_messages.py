@@ -32,16 +32,17 @@ Received: TypeAlias = "tuple[memoryview, list[Memory]]"
 _PREFIX = struct.Struct("!IQ")
 # Messages up to this size are joined and sent with one system call; for larger ones, the copy costs more than a call.
 JOIN_MAX_BYTES = 64 * 1024
-# A message without a body: the worker has begun a call, and its caller wants to know when a call begins.
-BEGUN: Message = [_PREFIX.pack(0, 0)]
 
+# Before each message, in both directions, is a head: a byte of these flags, and the number of the call. An answer with
+# another number than the call's would be the result of another item.
+#
 # Each call comes to a worker through its queue, a socket of whole packets. The engine's process takes back calls that
-# the worker has not begun from the same socket. A packet is a byte of these flags, the number of the call, and the
-# message. The number is needed: while the engine takes back packets, the worker may take a packet in between.
-PACKET_HEAD = struct.Struct("!BQ")
+# the worker has not begun from the same socket. While it does, the worker may take a packet in between.
+HEAD = struct.Struct("!BQ")
 IN_CONNECTION = 1  # the message is too large for a packet, and comes through the connection
 TELLS_BEGIN = 2
 KILLS_WORKER = 4  # an injected fault
+BEGUN = 8  # no message follows: the worker has begun a call, and its caller wants to know when a call begins
 # How many elements of a list are examined. Examining all elements would take as long as pickling the list.
 _LOOKS = 100
 _LENGTH_BITS = 62
@@ -151,9 +152,11 @@ def decode(body: "bytes | memoryview", buffers: Sequence[Any]) -> Any:
     return _Unpickler(body, buffers).load() if buffers else pickle.loads(body)
 
 
-def send(connection: socket.socket, message: Message) -> None:
-    """Write a message, blocking. Raises OSError if the other process is gone."""
-    for segment in message:
+def send(connection: socket.socket, number: int, message: Message, flags: int = 0) -> None:
+    """Write the head and the message of a call, blocking. Raises OSError if the other process is gone."""
+    first, *others = message or [b""]
+    connection.sendall(b"".join([HEAD.pack(flags, number), first]))
+    for segment in others:
         connection.sendall(segment)
 
 
@@ -166,7 +169,7 @@ class MessageReader:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._memory = memoryview(bytearray(PACKET_HEAD.size + JOIN_MAX_BYTES))
+        self._memory = memoryview(bytearray(HEAD.size + JOIN_MAX_BYTES))
         # The range in `_memory` that was read from the connection and not yet taken.
         self._begin: int = 0
         self._end: int = 0
@@ -176,17 +179,21 @@ class MessageReader:
         """Whether everything that was read is taken."""
         return self._begin == self._end
 
-    def receive_head(self) -> int:
-        """Read a packet from a queue, and return its flags; `receive` then returns its message, if it has a message.
+    def receive_head(self) -> tuple[int, int]:
+        """Return the flags and the number of the next call; `receive` then returns its message, if it has a message.
 
         Raises:
-            EOFError, OSError: the queue was closed.
+            EOFError, OSError: the other process is gone, or the queue was closed.
         """
-        self._begin, self._end = PACKET_HEAD.size, self._receive_into(self._memory)
-        return self._memory[0]
+        if self._begin == self._end:
+            self._begin, self._end = 0, self._receive_into(self._memory)
+        if self._end - self._begin < HEAD.size:
+            return HEAD.unpack(self._take(HEAD.size))
+        self._begin += HEAD.size
+        return HEAD.unpack_from(self._memory, self._begin - HEAD.size)
 
     def receive(self) -> Received:
-        """Return the body and the buffers of a message, which are empty for `BEGUN`. Block until the message is there.
+        """Return the body and the buffers of a message. Block until the message is there.
 
         The body is valid until the next call of this method.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, cast
 
-from .._errors import EngineClosedError, WorkerDied
+from .._errors import EngineClosedError, WorkerDied, copy_of
 from ..telemetry import logs, spans
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.collectors import Collector
@@ -428,7 +428,7 @@ class ProcessPool(ThreadOwner):
             if call.is_large:
                 self._post(outcomes.copy())
                 outcomes.clear()
-                process_messages.send(worker.connection, call.message or [])
+                process_messages.send(worker.connection, call.number, call.message or [])
 
     def _next_for(self, worker: WorkerProcess) -> WorkerCall | None:
         """Take the next call for a worker; None if it has enough calls. With the lock held."""
@@ -466,12 +466,13 @@ class ProcessPool(ThreadOwner):
         """Add the outcomes of all calls whose answers have come."""
         assert self._mailbox is not None
         while True:
-            body, buffers = worker.replies.receive()
-            if not body:
-                self._mailbox.post(_tell_begun, worker.calls[0])
+            flags, call = worker.next_head()
+            if flags & process_messages.BEGUN:
+                self._mailbox.post(_tell_begun, call)
             else:
+                body, buffers = worker.replies.receive()
                 with self._lock:
-                    call = worker.answered()
+                    worker.answered()
                     self._completed += not call.is_errand
                 outcome = _unpack(call, body, buffers)
                 if outcome.seconds is not None and not call.is_errand:
@@ -509,7 +510,7 @@ class ProcessPool(ThreadOwner):
         end = worker.reap(_EXIT_GRACE_SECONDS)
         failed = [call for call in begun if not call.is_errand]
         errands += [call for call in begun if call.is_errand]
-        self._post([_Outcome(call, error=error or _died(call, worker, end)) for call in failed])
+        self._post([_Outcome(call, error=copy_of(error) if error else _died(call, worker, end)) for call in failed])
         self._post([_Outcome(call) for call in errands])
         return end
 

@@ -5,6 +5,7 @@ import contextvars
 import os
 import sys
 import threading
+import traceback
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -12,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from .._errors import EngineClosedError, with_cause
 
@@ -474,6 +475,8 @@ class ThreadPool(ThreadOwner):
                     failure = travelling(error)
                 if slots is not None:
                     slots.took(perf_counter() - job.began)
+            if jobs is not self._jobs:
+                end_forked(failure)
             # The place in the slots goes to the next job of the node, or back to the loop. While other nodes wait for a
             # thread, the loop puts the next job behind them.
             following = None if slots is None or not jobs.empty() else slots.take()
@@ -539,6 +542,26 @@ def end_worker_in_script() -> None:
     process = None if processes is None else processes.current_process()
     if getattr(process, "_inheriting", False) and process is not None and process.name == WORKER_NAME:
         os._exit(RUNS_SCRIPT_AGAIN)
+
+
+def end_forked(error: BaseException | None) -> NoReturn:
+    """End this process, which a handler has forked: it would go on as its parent, and run the next items once more.
+
+    Args:
+        error: the error that the handler has raised in this process, which is printed; None if it has returned.
+    """
+    status = 0 if error is None else 1
+    try:
+        if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+            status = (error.code or 0) & 0xFF
+        else:
+            told = "" if error is None else "".join(traceback.format_exception(error))
+            remedy = "end a forked process with os._exit, or use multiprocessing"
+            sys.stderr.write(f"{told}Process {os.getpid()} was forked in a handler, and left it: {remedy}.\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
 
 
 def end_with_loop(close: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:

@@ -18,10 +18,11 @@ from multiprocessing import process, resource_tracker
 from queue import SimpleQueue
 from typing import Any, cast
 
+from .._errors import WorkerDied
 from ..telemetry import spans
 from . import process_messages
 from ._process_worker import FOR_ENGINE, READY, serve
-from .process_messages import IN_CONNECTION, KILLS_WORKER, PACKET_HEAD, TELLS_BEGIN
+from .process_messages import HEAD, IN_CONNECTION, KILLS_WORKER, TELLS_BEGIN
 from .threads import WORKER_NAME
 
 # How often a thread that waits for a reply checks whether the process still exists. A closed socket ends the wait at
@@ -179,8 +180,8 @@ class WorkerProcess:
         """Take back the calls that the worker has not begun, in their order; with the lock of the pool held."""
         numbers: set[int] = set()
         with suppress(OSError):  # until the queue is empty
-            while packet := self._worker_queue.recv(PACKET_HEAD.size, socket.MSG_DONTWAIT):
-                numbers.add(PACKET_HEAD.unpack(packet)[1])
+            while packet := self._worker_queue.recv(HEAD.size, socket.MSG_DONTWAIT):
+                numbers.add(HEAD.unpack(packet)[1])
         taken = [call for call in self.calls if call.number in numbers]
         if taken and taken[0].is_large:  # its bytes are in the connection, so the call counts as begun
             self._queue.sendmsg([self._head(taken.pop(0))], (), socket.MSG_DONTWAIT)
@@ -195,14 +196,27 @@ class WorkerProcess:
     def _head(call: WorkerCall) -> bytes:
         tells_begin = call.begun is not None
         flags = call.is_large * IN_CONNECTION + tells_begin * TELLS_BEGIN + call.kills_worker * KILLS_WORKER
-        return PACKET_HEAD.pack(flags, call.number)
+        return HEAD.pack(flags, call.number)
 
-    def answered(self) -> WorkerCall:
+    def next_head(self) -> tuple[int, WorkerCall]:
+        """Return the flags of the next answer, and its call: the one that the worker runs.
+
+        Raises:
+            WorkerDied: the number is not the one of the call, so results would go to the wrong items.
+            EOFError, OSError: the worker is gone.
+        """
+        flags, number = self.replies.receive_head()
+        if not self.calls or self.calls[0].number != number:
+            raise WorkerDied(
+                f"worker process {self.pid} has sent an answer that belongs to no call, and was killed: code of a node "
+                "has written into a socket of the worker; close only the file descriptors that the node has opened"
+            )
+        return flags, self.calls[0]
+
+    def answered(self) -> None:
         """Remove the call that was answered; with the lock of the pool held."""
-        call = self.calls.popleft()
-        self.expected_seconds -= call.expected_seconds
+        self.expected_seconds -= self.calls.popleft().expected_seconds
         self.since = time.monotonic()
-        return call
 
     def alive(self) -> bool:
         """Whether the process has not ended."""

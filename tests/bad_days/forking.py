@@ -119,6 +119,34 @@ def work_in_child(way: str) -> None:
     print("worked")
 
 
+@ps.node(runs_on="thread")
+def forks(x: int, log: str) -> int:
+    """Note the item in a file; the first item forks, and its child raises."""
+    with open(log, "a") as file:  # noqa: PTH123
+        file.write(str(x))
+    if x:
+        return 0
+    child = os.fork()
+    if not child:
+        raise LookupError("in the child")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@ps.graph
+async def forked(x: int, log: str) -> int:
+    return forks(x, log)
+
+
+def in_thread_handler(log: str) -> None:
+    """Fork in a thread that has further items in its queue."""
+
+    async def main() -> None:
+        async with engine.Engine(max_workers=1) as own:
+            print(*await asyncio.gather(*(own.run(forked(x, log)) for x in range(4))))
+
+    asyncio.run(main())
+
+
 def while_a_worker_starts() -> None:
     """Fork while a thread is about to start a worker, inside of multiprocessing."""
     starts, forks = threading.Event(), threading.Event()

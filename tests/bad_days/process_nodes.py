@@ -2,7 +2,10 @@
 
 import os
 import signal
+import stat
+import sys
 from pathlib import Path
+from typing import Any
 
 import penstock as ps
 
@@ -35,6 +38,61 @@ def block_for_ever(x: int) -> int:
 @ps.node(runs_on="process")
 def leave(x: int) -> int:
     raise SystemExit(x)
+
+
+def fork_and_leave(item: tuple[int, str]) -> tuple[int, int]:
+    """Fork a child that leaves the handler as the item says; return the number of the item, and the child's status."""
+    number, way = item
+    child = os.fork() if way else 0
+    if child:
+        return number, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if way == "raise":
+        raise FileNotFoundError(number)
+    if way == "exit":
+        sys.exit(3)
+    return number, 0
+
+
+class ForksWhenPickled:
+    """A result whose reducer forks."""
+
+    def __init__(self, item: tuple[int, str]) -> None:
+        self.item = item
+
+    def __reduce__(self) -> Any:
+        return tuple, (fork_and_leave(self.item),)
+
+
+fork = ps.node(runs_on="process", name="fork")(fork_and_leave)
+
+
+@ps.node(runs_on="process", batch=ps.Batch(4))
+def fork_in_batch(items: list[tuple[int, str]]) -> list[tuple[int, int]]:
+    return [fork_and_leave(item) for item in items]
+
+
+@ps.node(runs_on="process")
+class Forks:
+    def __call__(self, item: tuple[int, str]) -> tuple[int, int]:
+        return fork_and_leave(item)
+
+
+@ps.node(runs_on="process")
+def fork_in_reducer(item: tuple[int, str]) -> Any:
+    return ForksWhenPickled(item)
+
+
+@ps.node(runs_on="process")
+def write_to_sockets(item: tuple[int, str]) -> tuple[int, int]:
+    """Write into all sockets of this process, as a program does that mixes up its descriptors."""
+    number, way = item
+    for descriptor in range(3, 64) if way else ():
+        try:
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.write(descriptor, b"\xff" * 64)
+        except OSError:
+            pass
+    return number, 0
 
 
 @ps.node(runs_on="process")

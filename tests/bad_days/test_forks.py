@@ -45,6 +45,14 @@ def test_a_forked_child_has_threads_and_workers_of_its_own(way: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "worked\n", "")
 
 
+def test_a_child_that_leaves_its_handler_in_a_thread_runs_no_items_of_its_parent(tmp_path: Path) -> None:
+    log = tmp_path / "items"
+    done = run("in_thread_handler", str(log))
+    assert (done.returncode, done.stdout) == (0, "1 0 0 0\n"), done.stderr
+    assert "was forked in a handler, and left it" in done.stderr
+    assert log.read_text() == "0123"
+
+
 def test_a_child_that_is_forked_while_a_worker_starts_has_workers_of_its_own() -> None:
     done = run("while_a_worker_starts")
     assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", "")

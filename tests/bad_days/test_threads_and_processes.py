@@ -61,6 +61,38 @@ async def test_an_argument_that_does_not_pickle_is_an_error_of_its_item() -> Non
     assert failed.error.__notes__[-1] == "in node 'square' of graph 'square', item 1, attempt 1"
 
 
+@pytest.mark.parametrize(
+    ("node", "way", "code"),
+    [
+        (process_nodes.fork, "raise", 1),
+        (process_nodes.fork, "return", 0),
+        (process_nodes.fork, "exit", 3),
+        (process_nodes.fork_in_batch, "raise", 1),
+        (process_nodes.Forks, "raise", 1),
+        (process_nodes.fork_in_reducer, "return", 0),
+    ],
+)
+async def test_a_process_that_a_handler_has_forked_answers_nothing(node: Any, way: str, code: int) -> None:
+    async with engine.Engine(max_processes=1) as own:
+        forked = ps.graph(node() if isinstance(node, type) else node)
+        async with own.deploy(forked) as service:
+            results = await asyncio.gather(*(service((x, way if x == 2 else "")) for x in range(6)))
+        assert results == [(x, code if x == 2 else 0) for x in range(6)]
+        processes = own.statistics().processes
+        assert processes is not None
+        assert (processes.died, processes.killed) == (0, 0)
+
+
+async def test_a_worker_whose_answers_belong_to_no_call_is_killed() -> None:
+    async with engine.Engine(max_processes=1) as own:
+        graph = ps.graph(process_nodes.write_to_sockets)
+        async with own.deploy(graph) as service:
+            assert await service((1, "")) == (1, 0)
+            with pytest.raises(ps.WorkerDied, match="belongs to no call"):
+                await service((2, "write"))
+            assert await asyncio.gather(service((3, "")), service((4, ""))) == [(3, 0), (4, 0)]
+
+
 # Threads
 
 
