@@ -239,8 +239,15 @@ def add_note(error: BaseException, note: str) -> None:
         error.add_note(note)
 
 
+def plain_error(error: Any, origin: str) -> Any:
+    """Return the error; a RuntimeError in place of Stop(Async)Iteration, which would silently end a reader's loop."""
+    if not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    return with_cause(RuntimeError(f"{origin} raised {type(error).__name__}"), error)
+
+
 class Noted:
-    """A context that adds a note to each exception that leaves the context.
+    """A context for code of the user: it adds a note to each exception, and lets no Stop(Async)Iteration out.
 
     Args:
         note: the note, or a function that returns it for an exception.
@@ -254,7 +261,10 @@ class Noted:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            add_note(error, self._note if isinstance(self._note, str) else self._note(error))
+            add_note(error, note := self._note if isinstance(self._note, str) else self._note(error))
+            if (plain := plain_error(error, "a function that Penstock called")) is not error:
+                add_note(plain, note)
+                raise plain
 
 
 def copy_of(error: BaseException) -> BaseException:

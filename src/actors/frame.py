@@ -12,11 +12,11 @@ from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, cast
 from weakref import WeakSet
 
-from .._errors import DeadlineExceeded, NodeCancelledError, add_note, copy_of, with_cause
+from .._errors import DeadlineExceeded, NodeCancelledError, add_note, copy_of, plain_error, with_cause
 from ..telemetry import logs
 from ..telemetry.spans import FrameSpan
 from .current import Position, source
-from .stream_buffer import StreamBuffer, plain_error
+from .stream_buffer import StreamBuffer
 from .tasks import start_task
 
 if TYPE_CHECKING:
@@ -374,7 +374,10 @@ class Frame:
         self.expired = actor is None and isinstance(error, DeadlineExceeded)
         if actor is None and self.parent is None:
             logs.item_failed(self.layout.name, "", error)
-        self.error = error if actor is None else self.annotated(error, actor, attempt)
+        if actor is None:
+            self.error = plain_error(error, f"a function of a call of graph {self.layout.name!r}")
+        else:
+            self.error = self.annotated(error, actor, attempt)
         self._end("failed")
 
     def cancel(self, *, expired: bool = False) -> None:

@@ -7,10 +7,10 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
-from .._errors import ChannelClosed, InboxClosed, WorkSettledError
+from .._errors import ChannelClosed, InboxClosed, WorkSettledError, plain_error
 from .accepted import POSITIVE, check, optional
 from .channel import Channel
-from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer, plain_error
+from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer
 
 if TYPE_CHECKING:
     from ..telemetry.spans import DeviceWait

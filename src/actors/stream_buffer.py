@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Self, TypeVar
 
-from .._errors import DataError, with_cause
+from .._errors import DataError
 
 # A stream buffer touches the event loop only when one side has to wait: `put_nowait`, and a reader that finds a value,
 # are plain calls on a deque. The producer holds the buffer, and the reader holds a `Reader`: so the producer also
@@ -447,10 +447,3 @@ class Reader(Generic[T]):
         if buffer is not None and buffer.on_abandoned is not None and not self._loop.is_closed():
             # The garbage collector may run in any thread, so the loop has to be told in a thread-safe way.
             self._loop.call_soon_threadsafe(buffer.abandon)
-
-
-def plain_error(error: Any, origin: str) -> Any:
-    """Return the error; a RuntimeError in place of Stop(Async)Iteration, which would silently end a reader's loop."""
-    if not isinstance(error, StopIteration | StopAsyncIteration):
-        return error
-    return with_cause(RuntimeError(f"{origin} raised {type(error).__name__}"), error)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import Ref
-from .._errors import CheckpointError, DataError, OptionsError, PlanError
+from .._errors import CheckpointError, DataError, Noted, OptionsError, PlanError
 from .._machine import read_slurm
 from ..actors.accepted import SWITCH, OptionRule, check, is_whole, optional, whole
 from ..extension import StageIterator, StageRole, ThreadIterator, has_state, is_stream, stage_node
@@ -419,11 +419,12 @@ class UnindexedOrder(StageIterator[Record[Any]]):
     def _open(self) -> None:
         """Open the iterator of an epoch, and restore its state if there is one."""
         assert self._begin is not None
-        self._given = self._begin()
-        if self._restored is not None:
-            self._stateful().restore(self._restored)
-            self._restored = None
-        self.streams = [_async_iterator(self._given)]
+        with Noted(f"while data.order opened its source for epoch {self.epoch}"):
+            self._given = self._begin()
+            if self._restored is not None:
+                self._stateful().restore(self._restored)
+                self._restored = None
+            self.streams = [_async_iterator(self._given)]
 
     async def __anext__(self) -> Record[Any]:
         """Return the next record."""
@@ -591,7 +592,8 @@ def _length_of(source: Any) -> int:
             f"data.order takes an object with __len__ and __getitem__, such as a list or a dataset, or an iterator; "
             f"got {type(source).__name__}. For an object that is only iterable, pass iter(...), or a function of it"
         )
-    return len(source)
+    with Noted("while data.order asked its source for its length"):
+        return len(source)
 
 
 def _shard_of(shard: Shard) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import Node, Ref, map_each, node
-from .._errors import DataError, add_note
+from .._errors import DataError, Noted, add_note, plain_error
 from ..actors.accepted import FUNCTION, POSITIVE, SWITCH, OptionRule, check, one_of, optional, whole
 from ..actors.tasks import start_task
 from ..extension import Execution, Packer, StageIterator, StageRole, has_value, split_stream, stage_node
@@ -215,6 +215,8 @@ def _value_of(record: "Record[Any] | Records[Any]", source: Source[Any]) -> "Rec
         else:
             place = f"position {record.position} of epoch {record.epoch}, index {record.index} of {len(source):,}"
             add_note(error, f"while data.read read the record at {place}")
+        if isinstance(error, StopIteration | StopAsyncIteration):
+            raise plain_error(error, "the source of data.read") from error
         raise
 
 
@@ -265,8 +267,8 @@ def _collated(held: list[Any], collate: Callable[[list[Any]], Any]) -> Any:
     except Exception as error:
         first, last = _place_of(held[0], 0), _place_of(held[-1], len(held) - 1)
         add_note(error, f"while data.batched collated {first} to {last}")
-        if isinstance(error, StopIteration | StopAsyncIteration):  # would end the loop of a reader silently
-            raise RuntimeError(f"collate= raised {type(error).__name__}") from error
+        if isinstance(error, StopIteration | StopAsyncIteration):
+            raise plain_error(error, "collate=") from error
         raise
 
 
@@ -330,9 +332,14 @@ class _Unbatched(Reading[Any, Any]):
     async def __anext__(self) -> Any:
         while self.next == self._size:
             self.batch = await anext(self._values)
-            self._size, self.next = size_of(self.batch), 0
+            with _DIVIDING:
+                self._size, self.next = size_of(self.batch), 0
         self.next += 1
-        return part_of(self.batch, self.next - 1)
+        with _DIVIDING:
+            return part_of(self.batch, self.next - 1)
+
+
+_DIVIDING: Final = Noted("while a batch was divided")
 
 
 def unbatched() -> Stage[AsyncIterator[Any], AsyncIterator[Any]]:
@@ -369,8 +376,10 @@ class _Rebatched(_Holding[Any, Any]):
                     raise
                 break
             self.held.append(batch)
-            self.count += size_of(batch)
-        return self._take(min(self._size, self.count))
+            with _DIVIDING:
+                self.count += size_of(batch)
+        with _DIVIDING:
+            return self._take(min(self._size, self.count))
 
     def _take(self, size: int) -> Any:
         self.count -= size
@@ -471,7 +480,8 @@ class _Packing(Reading[Any, Packed]):
 
     def _tokens(self, value: Any) -> npt.NDArray[Any]:
         [held] = values_of([value])
-        tokens: npt.NDArray[Any] = np.asarray(held)
+        with Noted("while data.packed made an array of a sequence"):
+            tokens: npt.NDArray[Any] = np.asarray(held)
         if self.dtype is None and tokens.ndim == 1 and tokens.size:
             self.dtype = tokens.dtype
         if tokens.ndim != 1 or (tokens.size and tokens.dtype != self.dtype):
@@ -529,12 +539,16 @@ class _Filtered(Reading[T, T]):
 
     async def __anext__(self) -> T:
         async for value in self._values:
-            keeps = self._fn(value)
-            if inspect.isawaitable(keeps):
-                keeps = await keeps
-            if keeps:
-                return value
+            with _CHOOSING:
+                keeps = self._fn(value)
+                if inspect.isawaitable(keeps):
+                    keeps = await keeps
+                if keeps:
+                    return value
         raise StopAsyncIteration
+
+
+_CHOOSING: Final = Noted("while data.filtered asked its function about a value")
 
 
 def filtered(fn: Fn | _Lambda, /) -> FilteringStage[Fn]:

@@ -439,7 +439,8 @@ class Checkpointer:
                 splits = stop.placed is not None or role is None or role.is_source
                 copy = self._first_states.pop(name, None)
                 if copy is None:
-                    state = self._restored[name] if held is None else held.state()
+                    with Noted(f"while the state of {name!r} was asked for"):
+                        state = self._restored[name] if held is None else held.state()
                     copy = await self.copied(state, name, splits=splits, holds=role is not None and role.holds_values)
                 states[name] = copy
                 copied_bytes += copy.copied_bytes
@@ -466,7 +467,9 @@ class Checkpointer:
     async def _take_reader(self, states: dict[str, Any]) -> None:
         assert self._result is not None
         if self._checkpoint.reader is not None:
-            states[_READER] = await self.copied(self._checkpoint.reader.state(), _READER)
+            with Noted("while the state of the reader was asked for"):
+                state = self._checkpoint.reader.state()
+            states[_READER] = await self.copied(state, _READER)
         position = self._result.position
         state = {"position": position, "unread": list(self._result.held)}
         if self.events is not None and self.events.held:
@@ -834,7 +837,8 @@ class _Counted(_Records):
                 self._given += 1
         elif self.states:
             self.at_barrier()
-            state = {"given": self._given, "state": self._source.state()}
+            with Noted(f"while the state of {self._name!r} was asked for"):
+                state = {"given": self._given, "state": self._source.state()}
             self.states.append((self._given, await self._saving.copied(state, self._name)))
         self._due = self._given + self._saving.every_noted
 

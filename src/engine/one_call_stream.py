@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Generic, Self, TypeVar, cast
 
-from .._errors import EngineClosedError, Interrupted, NodeCancelledError, OptionsError, PlanError
+from .._errors import EngineClosedError, Interrupted, NodeCancelledError, OptionsError, PlanError, plain_error
 from ..actors.accepted import OptionRule, check, whole
 from ..actors.frame import AnyDeployment, Frame, Listener
 from ..actors.generators import GeneratorTask
@@ -300,7 +300,7 @@ class StreamingCall(OpenStream, Listener):
             cancelled = NodeCancelledError("the task of this stream was cancelled")  # by `abort`, or with the loop
             error = cancelled if task.cancelled() else task.exception()
             if error is not None and error is not self._frame.error:
-                self._error = self._error or error
+                self._error = self._error or plain_error(error, "a function of this call")
         self.uptime.stop()
         if self._scope is None:
             was_kept = self._kept is not None and self._kept.is_finished

@@ -16,6 +16,7 @@ from .._errors import (
     NodeCancelledError,
     NotFinished,
     add_note,
+    plain_error,
     with_cause,
 )
 from ..actors.accepted import TIMEOUT, check, refuse_awaitable
@@ -23,7 +24,6 @@ from ..actors.current import calling_actor, enclosing_frame
 from ..actors.execution import Outcome, outcome_of
 from ..actors.frame import Frame, Listener, foreign_cancel
 from ..actors.node_actor import NodeActor
-from ..actors.stream_buffer import plain_error
 from ..actors.tasks import Condition, start_task, uninterrupted
 from ..actors.worker import WorkerGroup
 from ..telemetry import logs, metrics, names, spans

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, I
 from contextvars import copy_context
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
+from .._errors import Noted
 from ..actors.policy import Policy
 from ..actors.stream_buffer import Reader
 from ..actors.tasks import close_stream
@@ -154,7 +155,8 @@ class ThreadIterator(AsyncIterator[T]):
             await self._thread.aclose()
             raise StopAsyncIteration
         self._asked = None
-        value: T = asked.result()
+        with _NEXT:
+            value: T = asked.result()
         return value
 
     async def aclose(self) -> None:
@@ -171,3 +173,4 @@ class ThreadIterator(AsyncIterator[T]):
 
 
 _END = object()
+_NEXT = Noted("while a plain iterator was asked for its next value")

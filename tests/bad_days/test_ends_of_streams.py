@@ -2,15 +2,19 @@
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from itertools import count, product
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import anyio
+import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import engine, testing
-from tests.kit import Gate, begun, numbers, without_the_collector
+from penstock import data, engine, testing
+from tests.kit import Gate, begun, numbers, plain, without_the_collector
 
 
 @ps.node
@@ -182,3 +186,171 @@ async def test_stop_async_iteration_of_a_node_does_not_look_like_the_end_of_the_
 
     with pytest.raises(RuntimeError, match=r"exhausted.*StopAsyncIteration"):
         await read_all(engine.stream(map(ps.graph(exhausted), range(3))))
+
+
+# Places where Penstock calls a user's function while a reader waits for the next value.
+
+Feed: TypeAlias = "Callable[[Callable[[Any], Any]], AsyncIterator[Any]]"
+
+
+class Failing:
+    """A source whose length fails in a later epoch, and whose third record fails."""
+
+    def __init__(self, fail: Callable[[Any], Any]) -> None:
+        self.fail = fail
+        self.lengths = 0
+
+    def __len__(self) -> int:
+        self.lengths += 1
+        self.fail(self.lengths - 2)
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.fail(index))
+
+
+class Sequence:
+    def __init__(self, fail: Callable[[Any], Any]) -> None:
+        self.fail = fail
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.full(4, self.fail(2))
+
+
+class Remembering:
+    """A function for `data.filtered` that has a state, which cannot be asked for after the third value."""
+
+    def __init__(self, fail: Callable[[Any], Any]) -> None:
+        self.fail, self.seen = fail, 0
+
+    def __call__(self, record: data.Record[Any]) -> bool:
+        self.seen += 1
+        return True
+
+    def state(self) -> int:
+        return int(self.fail(max(2, self.seen) if self.seen > 3 else 0))
+
+    def restore(self, state: int) -> None:
+        self.seen = state
+
+
+def asked_later(fail: Callable[[Any], Any]) -> Callable[[data.Record[Any]], Any]:
+    async def keeps(record: data.Record[Any]) -> bool:
+        fail(record.index)
+        return True
+
+    return keeps
+
+
+def next_of(fail: Callable[[Any], Any]) -> Iterator[int]:
+    return map(fail, range(4))
+
+
+def begun_again(fail: Callable[[Any], Any]) -> Callable[[], Iterator[int]]:
+    epochs = count()
+    return lambda: iter([fail(next(epochs))])
+
+
+def values_from(value: Any) -> AsyncIterator[Any]:
+    @ps.node
+    async def made() -> AsyncIterator[Any]:
+        yield value
+        yield value
+
+    return made()
+
+
+def parts(fail: Callable[[Any], Any]) -> AsyncIterator[Any]:
+    """Give batches whose constructor fails for a part, and for a joined batch."""
+
+    @dataclass
+    class Batch:
+        values: Any
+
+        def __post_init__(self) -> None:
+            fail(0 if np.size(self.values) == 2 else 2)
+
+    return values_from(Batch(np.arange(2)))
+
+
+FEEDS: dict[str, Feed] = {
+    "filtered": lambda fail: data.order(range(4)) >> data.filtered(lambda record: fail(record.index) >= 0),
+    "filtered, async": lambda fail: data.order(range(4)) >> data.filtered(asked_later(fail)),
+    "read on the loop": lambda fail: data.order(range(4)) >> data.read(Failing(fail), runs_on="loop"),
+    "read in a thread": lambda fail: data.order(range(4)) >> data.read(Failing(fail)),
+    "length": lambda fail: data.order(Failing(fail), epochs=4),
+    "begin": lambda fail: data.order(begun_again(fail), epochs=4),
+    "next": lambda fail: data.order(next_of(fail)),
+    "unbatched": lambda fail: parts(fail) >> data.unbatched(),
+    "rebatched": lambda fail: parts(fail) >> data.rebatched(3),
+    "packed": lambda fail: values_from(Sequence(fail)) >> data.packed(3),
+    "state": lambda fail: data.order(range(8)) >> data.filtered(Remembering(fail)),
+}
+
+
+def failing_with(error: Exception) -> Callable[[Any], Any]:
+    def fail(number: Any) -> Any:
+        if number >= 2:
+            raise error
+        return number or 0
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [*product(FEEDS, [StopAsyncIteration]), *product([one for one in FEEDS if one != "next"], [StopIteration])],
+)
+async def test_an_iterator_that_a_function_of_a_feed_exhausts_does_not_end_the_feed(
+    where: str, error: type[Exception], tmp_path: Path
+) -> None:
+    raised = error("exhausted")
+
+    @ps.graph
+    async def feed() -> AsyncIterator[Any]:
+        return FEEDS[where](failing_with(raised))
+
+    saved = ps.Checkpoint(tmp_path, every_values=1) if where == "state" else None
+    with pytest.raises(RuntimeError, match=error.__name__) as caught:
+        await read_all(engine.stream(feed(), checkpoint=saved))
+    assert caught.value.__cause__ is raised
+
+
+class Page:
+    """A result whose property fails while the result of the graph is built."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    @property
+    def text(self) -> str:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [StopAsyncIteration, StopIteration])
+@pytest.mark.parametrize("where", ["order_by", "key", "key of one call", "result"])
+async def test_nor_does_it_end_a_stream_of_calls(where: str, error: type[Exception]) -> None:
+    raised = error("exhausted")
+
+    def fails(call: object) -> str:
+        raise raised
+
+    @ps.node
+    async def page() -> Page:
+        return Page(raised)
+
+    @ps.graph
+    async def text(number: int) -> str:
+        return (await page()).text
+
+    counting, same = ps.graph(numbers), ps.graph(plain)
+    async with engine.deploy(counting, same, text, key=fails if where.startswith("key") else None) as service:
+        streams: dict[str, Callable[[], engine.Stream[Any]]] = {
+            "order_by": lambda: service.stream(map(same, range(3)), order_by=fails),
+            "key": lambda: service.stream(map(same, range(3))),
+            "key of one call": lambda: service.stream(counting(3)),
+            "result": lambda: service.stream(map(text, range(3))),
+        }
+        with pytest.raises(RuntimeError, match=error.__name__) as caught:
+            await read_all(streams[where]())
+    assert caught.value.__cause__ is raised
