@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from contextvars import Context, ContextVar
@@ -383,3 +384,12 @@ async def close_stream(iterator: Any) -> None:
     aclose: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)
     if aclose is not None:
         await aclose()
+
+
+def when_main_thread_ends(end_threads: Callable[[], None]) -> None:
+    """Call a function once the main thread has ended; functions that were registered later are called first.
+
+    The interpreter waits for other threads only then, and calls `atexit` after that wait, so threads that were not
+    closed would hold it for ever. `concurrent.futures` uses this hook for the same reason; there is no public hook.
+    """
+    threading._register_atexit(end_threads)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

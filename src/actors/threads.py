@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from .._errors import EngineClosedError, with_cause
+from .tasks import when_main_thread_ends
 
 
 class Pool(Protocol):
@@ -128,10 +129,7 @@ def _forget_threads_of_parent() -> None:
         owner.begin_without_threads()
 
 
-# Called when the main thread has ended, before the interpreter waits for other threads. `atexit` comes after that wait,
-# so threads that were not closed would hold the interpreter for ever. `concurrent.futures` uses this hook for the same
-# reason; there is no public hook.
-threading._register_atexit(_end_all)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+when_main_thread_ends(_end_all)
 os.register_at_fork(after_in_child=_forget_threads_of_parent)
 
 

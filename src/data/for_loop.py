@@ -6,13 +6,28 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack
 from contextvars import copy_context
-from typing import Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from .. import Call, Checkpoint
 from .._errors import EngineClosedError, EngineLoopError
+from ..actors.tasks import when_main_thread_ends
 from ..engine import CallOptions, Engine, Stream
 
 T = TypeVar("T")
+
+# What was entered and not left, such as by a generator that is still referenced when the program ends.
+_entered: "set[Iterate[Any]]" = set()
+_ending = threading.Event()  # set when the main thread has ended
+
+
+def _leave_all() -> None:
+    """Leave what was not left: the interpreter would wait for its threads for ever."""
+    _ending.set()
+    for one in list(_entered):
+        one._leave_at_exit()
+
+
+when_main_thread_ends(_leave_all)  # before the function of `actors.threads`, whose threads open calls need
 
 
 class Iterate(Generic[T]):
@@ -56,13 +71,16 @@ class Iterate(Generic[T]):
             )
         if self._thread is not None:
             raise EngineClosedError("data.iterate was entered before, and can be read once: call data.iterate again")
-        context = copy_context()
+        context, self._reader = copy_context(), threading.current_thread()
         self._thread = threading.Thread(target=context.run, args=(asyncio.run, self._run()), name="penstock-iterate")
         with ExitStack() as on_error:
             on_error.push(self)
+            _entered.add(self)
             self._thread.start()
             self._opened.result()
             on_error.pop_all()
+        if _ending.is_set():
+            self._leave_at_exit()
         return self
 
     def __iter__(self) -> Self:
@@ -177,6 +195,21 @@ class Iterate(Generic[T]):
         self._opened.add_done_callback(leave)  # a signal handler may have raised before the call was open
         if self._thread.is_alive():
             self._thread.join()
+        _entered.discard(self)
+
+    def _leave_at_exit(self) -> None:
+        """Leave the values now that the main thread has ended, or once another thread has ended that reads them."""
+
+        def leave() -> None:
+            self._reader.join()
+            self.__exit__()
+
+        if self._thread is None or not self._thread.is_alive():
+            return  # in a forked process
+        if self._reader is threading.main_thread() or self._reader.daemon:
+            self.__exit__()
+        else:
+            threading.Thread(target=leave, name="penstock-iterate-exit").start()
 
 
 def iterate(

@@ -12,6 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import data
+from tests.devices.processes import run_program
 from tests.kit import counted as count
 
 
@@ -230,3 +231,51 @@ def test_a_signal_handler_that_raises_while_the_call_is_opened_leaves_nothing(
     with pytest.raises(Stopped), data.iterate(opened_slowly(data.order(range(3))), checkpoint=checkpoint):
         pass
     assert threading.active_count() == threads
+
+
+LEFT_OPEN = """
+import threading
+import time
+
+from penstock import data
+from tests.data.test_iterate import slowly
+
+
+def epoch():
+    with data.iterate(slowly(data.order(range(1000)))) as numbers:
+        yield from numbers
+
+
+def read(goes_on):
+    while not goes_on():
+        time.sleep(0.001)
+    print([next(kept) for _ in range(3)], flush=True)
+
+
+kept = epoch()
+"""
+
+
+@ps.node(runs_on="thread")
+def slow(record: data.Record[None]) -> int:
+    time.sleep(0.01)
+    return record.index
+
+
+@ps.graph
+async def slowly(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]:
+    return ps.map_each(slow, records)
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        "read(lambda: True)",
+        "read(lambda: True)\nraise SystemExit(0)",
+        "threading.Thread(target=read, args=[lambda: True]).start()",
+        "threading.Thread(target=read, args=[lambda: threading._SHUTTING_DOWN]).start()",
+    ],
+    ids=["the main thread", "a program that exits", "a thread", "a thread that begins when the main thread has ended"],
+)
+def test_a_program_that_ends_with_an_open_loop_exits(reads: str) -> None:
+    assert run_program(LEFT_OPEN + reads) == "[0, 1, 2]\n"

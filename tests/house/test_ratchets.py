@@ -15,11 +15,11 @@ from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 LIMITS = {
     ".": Figures(lines=848, largest_file=422, slots=0, branches=9, broad_excepts=2),
     "_cli": Figures(lines=396, largest_file=137, slots=0, branches=9, broad_excepts=0),
-    "actors": Figures(lines=7223, largest_file=479, slots=28, branches=38, broad_excepts=29),
+    "actors": Figures(lines=7226, largest_file=479, slots=28, branches=38, broad_excepts=29),
     "advice": Figures(lines=785, largest_file=243, slots=0, branches=12, broad_excepts=0),
     "cluster": Figures(lines=1327, largest_file=315, slots=4, branches=13, broad_excepts=8),
     "consume": Figures(lines=579, largest_file=232, slots=0, branches=6, broad_excepts=2),
-    "data": Figures(lines=1238, largest_file=500, slots=0, branches=11, broad_excepts=3),
+    "data": Figures(lines=1260, largest_file=500, slots=0, branches=11, broad_excepts=3),
     "devices": Figures(lines=6107, largest_file=593, slots=18, branches=13, broad_excepts=7),
     "engine": Figures(lines=13968, largest_file=605, slots=20, branches=21, broad_excepts=29),
     "saving": Figures(lines=1833, largest_file=558, slots=0, branches=20, broad_excepts=2),
