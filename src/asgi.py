@@ -23,6 +23,7 @@ from ._public import LateModule, public
 from .actors.accepted import POSITIVE, TIMEOUT, OptionRule, are_exceptions, check, is_whole, optional
 from .actors.tasks import until
 from .telemetry import logs
+from .telemetry.text import on_one_line
 
 if TYPE_CHECKING:
     from starlette import requests, responses
@@ -663,7 +664,7 @@ def _as_text(value: Any) -> str:
 
 
 def _as_json(value: Any, encode: Callable[[Any], str | bytes] | None = None) -> str:
-    return json.dumps(value, default=encode or _plain, ensure_ascii=False, allow_nan=False)
+    return on_one_line(json.dumps(value, default=encode or _plain, ensure_ascii=False, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:

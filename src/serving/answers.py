@@ -11,6 +11,7 @@ from time import perf_counter, time
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
+from ..telemetry.text import on_one_line
 from .protocol import APIError, Base, EmbeddingsRequest
 
 _dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -90,7 +91,7 @@ class Passed(Delta):
 
 def as_json(value: Any) -> bytes:
     """Return JSON in UTF-8; half of a surrogate pair, which UTF-8 cannot encode, is replaced."""
-    return _dumps(value).encode(errors="replace")
+    return on_one_line(_dumps(value)).encode(errors="replace")
 
 
 def sse(data: Any, name: str | None = None) -> bytes:
@@ -182,7 +183,7 @@ class Answer:
         """Return the bytes to send for a part."""
         if isinstance(item, str) and self._before and self._passed is None:  # nearly all parts
             self.parts += 1
-            return f"{self._before}{_escape(item)}{self._after}".encode(errors="replace")
+            return f"{self._before}{on_one_line(_escape(item))}{self._after}".encode(errors="replace")
         if isinstance(item, Passed):
             return self._pass(item)
         delta, self._passed = self.take(item), None
@@ -209,7 +210,10 @@ class Answer:
             self.usage, self.finish_reason = item.usage or self.usage, item.finish_reason or self.finish_reason
             if not self.request._wants_usage and _NO_CHOICES.search(item.data):
                 return b""  # this server has asked for these numbers, not the client
-        return b"data: " + item.named(self.model) + b"\n\n"
+        data = item.named(self.model)
+        if not data.isascii() or b"\n" in data or b"\r" in data:
+            data = on_one_line(data.decode(errors="replace")).encode()
+        return b"data: " + data + b"\n\n"
 
     def _chunk(self, said: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
         return {**self._head, "choices": [self._choice("delta", said, finish_reason)]}

@@ -1,9 +1,11 @@
-"""Text for terminals: made safe to show, measured in columns, and shortened."""
+"""Text for terminals and readers of lines: made safe to show, measured in columns, and shortened."""
 
+import re
 from typing import Final
 
 # A name with more columns is shortened in the middle, even if there is room for it.
 MAX_NAME_COLUMNS: Final = 40
+_BREAKS: Final = re.compile("[\u2028\u2029\x85\r\n]")
 
 
 def printable(text: str) -> str:
@@ -12,6 +14,16 @@ def printable(text: str) -> str:
     The text may come from any source, so it must not move the cursor, colour the terminal or reverse the line.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
+
+
+def on_one_line(text: str) -> str:
+    """Return JSON in which no reader finds the end of a line: Python and JavaScript know more of them than JSON.
+
+    The three that may stand in strings are escaped; the others are between two values.
+    """
+    if text.isascii() and "\n" not in text and "\r" not in text:  # nearly always
+        return text
+    return _BREAKS.sub(lambda found: " " if found[0] in "\r\n" else f"\\u{ord(found[0]):04x}", text)
 
 
 def width(text: str) -> int:

@@ -13,7 +13,7 @@ import pytest
 from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
-    ".": Figures(lines=848, largest_file=422, slots=0, branches=9, broad_excepts=2),
+    ".": Figures(lines=849, largest_file=423, slots=0, branches=9, broad_excepts=2),
     "_cli": Figures(lines=396, largest_file=137, slots=0, branches=9, broad_excepts=0),
     "actors": Figures(lines=7226, largest_file=479, slots=28, branches=38, broad_excepts=29),
     "advice": Figures(lines=785, largest_file=243, slots=0, branches=12, broad_excepts=0),
@@ -23,9 +23,9 @@ LIMITS = {
     "devices": Figures(lines=6107, largest_file=593, slots=18, branches=13, broad_excepts=7),
     "engine": Figures(lines=13968, largest_file=605, slots=20, branches=21, broad_excepts=29),
     "saving": Figures(lines=1833, largest_file=558, slots=0, branches=20, broad_excepts=2),
-    "serving": Figures(lines=1212, largest_file=297, slots=2, branches=18, broad_excepts=1),
+    "serving": Figures(lines=1216, largest_file=297, slots=2, branches=18, broad_excepts=1),
     "studio": Figures(lines=2964, largest_file=358, slots=0, branches=13, broad_excepts=1),
-    "telemetry": Figures(lines=3710, largest_file=519, slots=8, branches=15, broad_excepts=3),
+    "telemetry": Figures(lines=3716, largest_file=519, slots=8, branches=15, broad_excepts=3),
     "testing": Figures(lines=502, largest_file=154, slots=1, branches=5, broad_excepts=1),
 }
 

@@ -244,6 +244,16 @@ def asking(folder: Path, question: object, words: int = 1) -> Callable[[], Any]:
     return agent
 
 
+async def test_a_value_is_one_line_for_whatever_reads_lines() -> None:
+    @ps.node
+    async def values(count: int) -> AsyncIterator[list[str]]:
+        yield ["one\u2028two\u2029three\x85four\r\n"] * count
+
+    for make in (lines, events):
+        first, *_ = (await Client().asks_for(make(ps.graph(values)(1)))).splitlines()
+        assert json.loads(first.removeprefix("data: ")) == ["one\u2028two\u2029three\x85four\r\n"]
+
+
 @pytest.mark.parametrize("make", [asgi.event_stream, asgi.ndjson])
 @pytest.mark.parametrize("words", [0, 1], ids=["before the status", "after an event"])
 async def test_a_question_ends_a_response_that_is_complete(

@@ -46,6 +46,18 @@ async def test_a_chat_is_answered_whole_and_streamed() -> None:
     }
 
 
+async def test_the_end_of_a_line_in_a_text_is_no_end_of_an_event_for_a_client_that_reads_lines() -> None:
+    text = "one\u2028two\u2029three\x85four\r\n"
+    async with asking(MODELS) as front, asking({"up": serving.upstream(f"{front.base_url}/v1", model="echo")}) as http:
+        for url, model in ((front, "echo"), (http, "up")):
+            ask: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": text}]}
+            parts = [event["choices"][0]["delta"] for event in (await events_of(url, ask))[:-1]]
+            assert "".join(part.get("content") or "" for part in parts) == f"{text} "
+            events = await events_of(url, {"model": model, "input": text}, "/v1/responses")
+            said = [event["text"] for event in events if isinstance(event, dict) and "text" in event]
+            assert said == [f"{text} "]
+
+
 async def test_what_the_client_gathers_from_a_stream_is_the_whole_answer() -> None:
     async with asking(MODELS) as http, client(http.base_url) as asked:
         request: dict[str, Any] = {"model": "thinker", "messages": ASKED, "tools": [TOOL]}
