@@ -340,19 +340,25 @@ class Worker(current.Position):
             if frame.state == "running":
                 if self._nested and stopped:
                     frame.cancel()
-                else:
-                    frame.fail(foreign_cancel(error), full[0])
+                    raise
+                frame.fail(foreign_cancel(error), full[0])
                 return
         if frame.state == "failed" or frame.state == "cancelled":  # not "done" by another worker
             frame.leave()
 
     def _end_without_result(self, failure: BaseException | None) -> None:
-        """Record the failure of the handler; or, if its frame has ended meanwhile, the end of the handler."""
+        """Record the failure of the handler; or, if its frame has ended meanwhile, the end of the handler.
+
+        Raises:
+            asyncio.CancelledError: the handler around a body was cancelled. This is the error that has arrived, by
+                whose arguments a scope of anyio recognises its own cancellation.
+        """
         frame, actor = self.frame, self.actor
         assert frame is not None
         assert actor is not None
         self.frame = None
         stopped = undo_cut(self, self.undisturbed)
+        cancelled = failure if stopped and self._nested and isinstance(failure, asyncio.CancelledError) else None
         if isinstance(failure, Requeued):
             return
         if failure is not None:
@@ -361,7 +367,7 @@ class Worker(current.Position):
             if failure is not None and not isinstance(failure, asyncio.CancelledError):
                 frame.fail(failure, actor, self.attempt)  # too late for the outcome: the failure is only logged
             frame.leave()
-        elif stopped and self._nested and isinstance(failure, asyncio.CancelledError):
+        elif cancelled is not None:
             frame.cancel()
         elif failure is not None:
             if not isinstance(failure, Interrupted | Interruption):  # a question is not a failure
@@ -371,6 +377,11 @@ class Worker(current.Position):
             frame.fail(failure, actor, self.attempt)
         self.attempt = 1
         actor.limiter.release()
+        if cancelled is not None:
+            try:
+                raise cancelled
+            finally:
+                del cancelled, failure  # breaks a cycle: the traceback of the error refers to this frame
 
     async def _let_others_run(self) -> None:
         """Yield to the loop once. The engine does not cancel the worker meanwhile, because no handler runs in it."""

@@ -15,7 +15,7 @@ from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 LIMITS = {
     ".": Figures(lines=849, largest_file=423, slots=0, branches=9, broad_excepts=2),
     "_cli": Figures(lines=396, largest_file=137, slots=0, branches=9, broad_excepts=0),
-    "actors": Figures(lines=7226, largest_file=479, slots=28, branches=38, broad_excepts=29),
+    "actors": Figures(lines=7232, largest_file=485, slots=28, branches=38, broad_excepts=29),
     "advice": Figures(lines=785, largest_file=243, slots=0, branches=12, broad_excepts=0),
     "cluster": Figures(lines=1327, largest_file=315, slots=4, branches=13, broad_excepts=8),
     "consume": Figures(lines=579, largest_file=232, slots=0, branches=6, broad_excepts=2),

@@ -3,9 +3,11 @@
 import asyncio
 import pickle
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 import penstock as ps
@@ -282,6 +284,80 @@ async def test_the_end_of_the_item_ends_what_the_handler_has_called() -> None:
     caller.cancel()
     assert await outcomes(caller) == [asyncio.CancelledError]
     assert events == ["unwound"] * 6
+
+
+async def endless(x: int) -> int:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)  # a scope of anyio cancels again here
+    return x
+
+
+async def endless_batch(many: list[int]) -> list[int]:
+    return [await endless(x) for x in many]
+
+
+waiting = ps.node(endless)
+full = ps.node(concurrency=1)(endless)
+
+
+@ps.graph
+async def two_waits(x: int) -> list[int]:
+    return await ps.map_each(waiting, [await same(x), x], concurrency=2)
+
+
+@ps.node
+async def calls_in_turn(x: int) -> Any:
+    return await ps.call(SCOPED["graph"], x)
+
+
+SCOPED: dict[str, Any] = {
+    "async def": waiting,
+    "full": full,
+    "timeout": ps.node(timeout_seconds=60)(endless),
+    "retry": ps.node(retry=ps.Retry(2))(endless),
+    "cache": ps.node(cache=ps.Cache(max_bytes=100))(endless),
+    "batch": ps.node(batch=ps.Batch(max_size=1, max_wait_seconds=0))(endless_batch),
+    "thread": None,
+    "graph": two_waits,
+    "nested": calls_in_turn,
+}
+
+
+@pytest.mark.parametrize("called", SCOPED)
+@pytest.mark.parametrize("how", ["CancelScope", "TaskGroup of anyio", "timeout"])
+async def test_a_scope_around_it_catches_its_own_cancellation(how: str, called: str) -> None:
+    gate, ends = Gate(), list[Callable[[], object]]()
+    target = SCOPED[called] or ps.node(runs_on="thread")(gate.block)
+
+    async def scoped(x: int) -> str:
+        with suppress(TimeoutError):
+            if how == "timeout":
+                async with asyncio.timeout(60) as timeout:
+                    ends.append(lambda: timeout.reschedule(0))
+                    await ps.call(target, x)
+            elif how == "CancelScope":
+                with anyio.CancelScope() as scope:
+                    ends.append(scope.cancel)
+                    await ps.call(target, x)
+                assert scope.cancelled_caught
+            else:
+                async with anyio.create_task_group() as group:
+                    ends.append(group.cancel_scope.cancel)
+                    await ps.call(target, x)
+        await asyncio.sleep(0)  # no cancellation is left
+        return "went on"
+
+    both = handled(scoped)
+    calls = await begun(*[engine.run(both(x)) for x in range(2)])
+    if called == "thread":
+        await gate.has(2)
+    for end in ends:
+        end()
+    if called == "thread":
+        gate.open()
+    assert await asyncio.gather(*calls) == ["went on"] * 2
 
 
 async def test_a_stateful_node_that_starts_is_given_up_with_the_handler(lingering: Lingering) -> None:
