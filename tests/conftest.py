@@ -14,7 +14,9 @@ import uvloop
 from hypothesis import settings
 from pytest_asyncio import is_async_test
 
+from tests import leaks
 from tests.leaks import Holdings, left_since, loop_errors
+from tests.telemetry.virtual_time import VirtualTime, telling
 from tests.tracing import Tracing
 
 # A factor for the number of random examples and interleavings; `make test-long` sets it.
@@ -107,9 +109,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def how_fast_the_machine_is_decides_nothing() -> Iterator[None]:
-    """Lets all calls of one turn of the loop begin in it, even on a slow machine, so that they form one batch."""
+    """Lets all calls of one turn of the loop begin in it, even on a slow machine, so that they form one batch.
+
+    And no handler is reported to hold the loop because another program has held the processor.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.actors.tasks.MOST_EAGER_SECONDS", 60.0)
+        patch.setattr("penstock.actors.node_actor.BLOCKING_SECONDS", 3600.0)
         yield
 
 
@@ -148,9 +154,17 @@ def tracing() -> Iterator[Tracing]:
         yield found
 
 
+@pytest.fixture
+def virtual() -> Iterator[VirtualTime]:
+    """The time that profiles, looks and statistics are told."""
+    now = VirtualTime()
+    with telling(now):
+        yield now
+
+
 async def _tasks_end() -> None:
     loop = asyncio.get_running_loop()
-    give_up = time.monotonic() + 0.25
+    give_up = time.monotonic() + leaks.PATIENCE_SECONDS
     while (left := asyncio.all_tasks(loop) - {asyncio.current_task()}) and time.monotonic() < give_up:
         await asyncio.sleep(0)
     if left:

@@ -18,6 +18,9 @@ from dataclasses import dataclass
 DESCRIPTORS = next((folder for folder in ("/proc/self/fd", "/dev/fd") if os.path.isdir(folder)), None)
 THREADS_OF_PROCESS = "/proc/self/task"
 
+# For how long a test waits for the end of what it has ended: a guard, since on a busy machine that takes a while.
+PATIENCE_SECONDS = 30.0
+
 
 @dataclass(frozen=True)
 class Holdings:
@@ -46,10 +49,10 @@ class Holdings:
         ]
 
 
-def left_since(before: Holdings, patience_seconds: float = 0.5) -> list[str]:
-    """Names what was added since `before` and is still there; waits at most `patience_seconds` for it to end."""
+def left_since(before: Holdings) -> list[str]:
+    """Names what was added since `before` and is still there after `PATIENCE_SECONDS`."""
     left = Holdings.now().added_since(before)
-    give_up = time.monotonic() + patience_seconds
+    give_up = time.monotonic() + PATIENCE_SECONDS
     while left and time.monotonic() < give_up:
         gc.collect()
         time.sleep(0.01)

@@ -59,7 +59,7 @@ async def test_an_idle_thread_holds_no_item(pool: ThreadPool) -> None:
         await asyncio.gather(submit(pool, fn, item), return_exceptions=True)
         del item
         # The thread posts the result a moment before it drops its own references.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while watch() is not None:
                 await asyncio.sleep(0)
                 gc.collect()  # an exception and its traceback are a cycle

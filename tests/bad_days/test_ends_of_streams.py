@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock import data, engine, testing
-from tests.kit import Gate, begun, numbers, plain, without_the_collector
+from tests.kit import Gate, begun, numbers, plain, virtual, without_the_collector
 
 
 @ps.node
@@ -132,6 +132,7 @@ def stream_of_five(kind: str, node: Any) -> engine.Stream[int]:
 
 
 @pytest.mark.parametrize("kind", ["calls", "values"])
+@virtual
 async def test_a_read_that_is_cancelled_leaves_the_stream_to_the_next(kind: str) -> None:
     ticks = 0
 
@@ -149,7 +150,7 @@ async def test_a_read_that_is_cancelled_leaves_the_stream_to_the_next(kind: str)
             except TimeoutError:
                 ticks += 1
     assert values == list(range(5))
-    assert ticks >= 5
+    assert ticks >= 5 * 6
 
 
 @pytest.mark.parametrize("kind", ["values", "calls"])
@@ -172,7 +173,7 @@ async def test_a_second_reader_is_refused_and_the_first_reads_on(first: str, sec
         ways: dict[str, Any] = {"anext": stream.__anext__, "wait_started": stream.wait_started}
         [reader] = await begun(ways[first]())
         with pytest.raises(RuntimeError, match="one reader"):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await ways[second]()
         gate.open()
         assert await reader == (0 if first == "anext" else None)

@@ -223,7 +223,7 @@ async def test_drain_serves_callers_that_wait_for_a_place() -> None:
 
 
 async def test_an_unread_stream_of_a_deployment_does_not_keep_it() -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async with engine.deploy(echoed) as service:
             stream = service.stream(echoed(x) for x in range(1000))
             assert await anext(stream) == 0

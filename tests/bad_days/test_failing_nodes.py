@@ -371,7 +371,7 @@ async def test_what_ends_the_program_does_not_wait_for_its_turn_in_a_body(over: 
         return ps.map_each(stop_at_one, numbers(3))
 
     with pytest.raises(kind):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await (engine.run(over_list()) if over == "list" else anext(engine.stream(over_stream())))
 
 

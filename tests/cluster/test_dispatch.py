@@ -156,6 +156,7 @@ async def test_each_call_has_one_outcome_whoever_dies_or_leaves(seed: int, effor
         assert cluster.transport.together == 0
 
 
+@pytest.mark.timed
 def test_a_thousand_workers_cost_the_driver_no_more_for_a_call() -> None:
     seconds: dict[int, float] = {}
     for most in (10, 1000):

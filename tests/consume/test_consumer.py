@@ -403,7 +403,7 @@ async def test_run_drains_at_a_signal_and_restores_the_handlers(number: signal.S
         await member.give([0, 1])
         await consumer.wait_failed()
         await signalled.wait()
-        await asyncio.sleep(0.1)
+        await testing.wait_quiescent()
         assert not running.done()
         release.set()
         statistics = await running

@@ -362,7 +362,7 @@ async def test_a_scheduler_that_begins_one_reader_only_behind_another_is_refused
     graph: ps.Graph[[int], Any], schedulers: str, scheduler: Scheduler
 ) -> None:
     async def call() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             if graph is stored_and_given:
                 await collected(graph(50))
             else:

@@ -164,7 +164,7 @@ async def test_an_error_in_the_third_of_five_nodes_names_the_third_and_is_forgot
             assert note.startswith("in node 'third' of graph 'of', item ")
             assert float(fine[0]) == 30
     del failed, fine
-    async with asyncio.timeout(20):  # the threads of the device forget their last results a little later
+    async with asyncio.timeout(60):  # the threads of the device forget their last results a little later
         while device_errors.ORIGINS._results:
             gc.collect()
             await asyncio.sleep(0.01)
@@ -344,6 +344,6 @@ async def test_a_failed_call_lets_go_of_its_arrays(way: str, fn: Callable[..., A
     before = live_bytes()
     for _ in range(3):
         await fail()
-    async with asyncio.timeout(20):  # the threads of the device drop their last reference a little later
+    async with asyncio.timeout(60):  # the threads of the device drop their last reference a little later
         while live_bytes() - before >= 4 * SIZE:
             await asyncio.sleep(0.001)

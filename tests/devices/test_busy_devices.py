@@ -270,7 +270,7 @@ async def test_a_device_goes_on_while_a_program_for_it_is_compiled() -> None:
         waiting = asyncio.ensure_future(service.run(of(row(1))))
         await trace.entered()
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 for n in range(20):
                     assert float((await service.run(of_other(row(n))))[0]) == 2 * n
         finally:
@@ -474,7 +474,7 @@ async def test_a_batch_that_is_due_begins_although_another_could_not_begin_on_a_
         with held(first), held(second):
             first._window_bytes = 1  # full by one call, although the second device holds more calls
             calls = await begun(*[service.run(graph(row(1))) for graph in (full, other, other, spread, single)])
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while second.running < 4:
                     await asyncio.sleep(0.001)
         assert numbers_of(await asyncio.gather(*calls)) == [2] * 5
@@ -548,7 +548,7 @@ async def test_live_bytes_stay_flat_and_idle_threads_hold_no_item(effort: int) -
             last = await service(row(1))
             watched = weakref.ref(last.base if last.base is not None else last)
             del last
-            async with asyncio.timeout(20):  # the threads of the device drop their last references a little later
+            async with asyncio.timeout(60):  # the threads of the device drop their last references a little later
                 while watched() is not None or live_bytes() - before > 16 * 64:
                     await asyncio.sleep(0.001)
         finally:

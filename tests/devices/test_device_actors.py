@@ -184,7 +184,7 @@ class Flattened:
     def tree_flatten(self) -> tuple[tuple[Any], None]:
         self.threads.add(threading.get_ident())
         if self.may_go_on is not None:
-            self.may_go_on.wait(10)
+            self.may_go_on.wait(60)
         return (self.x,), None
 
     @classmethod
@@ -285,7 +285,7 @@ async def test_what_is_handed_on_and_donated_without_another_result_is_computed_
         wanted = plain(wanted)
     np.testing.assert_allclose(np.asarray(x), np.asarray(wanted), rtol=1e-5)
     del x
-    async with asyncio.timeout(20):  # the thread of the device removes the result a little later
+    async with asyncio.timeout(60):  # the thread of the device removes the result a little later
         while ORIGINS._results:
             await asyncio.sleep(0.001)
 

@@ -179,7 +179,7 @@ async def test_unordered_effects_and_items_of_a_map_go_on_side_by_side() -> None
         asked = [await ask(name) for name in "abc"]
         return asked, await ps.map_each(pay, ["a", "b", "c"])
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await engine.run(graph("x")) == (["a", "b", "c"], ["a", "b", "c"])
 
 

@@ -379,7 +379,7 @@ async def test_limited_nodes_that_wait_in_one_order(scheduler: Any) -> None:
         return in_a_line, again, await listed(zipped(ticks(limit), limited(count(limit))))
 
     expected = (12, 0 + 1 + 3 + 5, [(0, 0), (1, 1), (2, 2), (3, 3)])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         calls = engine.stream((graph(4) for _ in range(20)), scheduler=scheduler)
         assert await values_of(calls) == [expected] * 20
 

@@ -8,7 +8,6 @@ import pytest
 
 from examples import documents
 from tests.examples import programs
-from tests.telemetry.conftest import virtual as virtual  # noqa: PLC0414 - a fixture
 from tests.telemetry.virtual_time import VirtualTime
 
 PROGRAM = Path(documents.__file__)

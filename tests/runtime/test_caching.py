@@ -416,7 +416,7 @@ async def test_a_wait_for_the_own_place_is_refused_through_a_computation() -> No
 
     ask = ps.graph(down)
     with pytest.raises(ps.ReentrantCallError, match="the only place is held by handlers that wait"):
-        await asyncio.wait_for(engine.run(ask(1)), 10)
+        await asyncio.wait_for(engine.run(ask(1)), 60)
 
 
 async def test_a_call_that_joins_a_computation_that_waits_for_its_place_is_refused() -> None:
@@ -431,7 +431,7 @@ async def test_a_call_that_joins_a_computation_that_waits_for_its_place_is_refus
         outer, inner = await begun(e.run(ask(1)), e.run(ask(0)))  # the second run waits for the place
         gate.open()
         with pytest.raises(ps.ReentrantCallError, match="the only place is held by handlers that wait"):
-            await asyncio.wait_for(outer, 10)
+            await asyncio.wait_for(outer, 60)
         await asyncio.gather(inner, return_exceptions=True)
 
 
@@ -445,7 +445,7 @@ async def test_computations_that_would_wait_for_each_other_are_refused() -> None
 
     ask = ps.graph(mutual)
     async with engine.Engine() as e, e.deploy(ask) as service:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await outcomes(service(1), service(2)) == [ps.ReentrantCallError] * 2
 
 
@@ -464,7 +464,7 @@ async def test_an_abort_ends_computations_that_wait_for_each_other_unseen() -> N
     async with engine.Engine() as e, e.deploy(ask) as service:
         calls = await begun(*(service.run(ask(value)) for value in (1, 2)))
         assert waits == 2
-        await asyncio.wait_for(service.abort(), 10)
+        await asyncio.wait_for(service.abort(), 60)
         await asyncio.gather(*calls, return_exceptions=True)
 
 

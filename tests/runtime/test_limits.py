@@ -6,14 +6,15 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gate, Gauge, begun, model, numbers, paused, plain, values_of, virtual
+from tests.kit import Gate, Gauge, begun, model, numbers, paused, plain, values_of
+from tests.kit import virtual as in_virtual_time
+from tests.telemetry.virtual_time import VirtualTime
 
 
 def limited(concurrency: int) -> tuple[Any, Gauge]:
@@ -206,7 +207,7 @@ class Short:
     def wait_for(self, items: int) -> None:
         """Block until this many more items have begun; the event loop takes no turn meanwhile."""
         for _ in range(items):
-            assert self._begins.acquire(timeout=10), self.begun
+            assert self._begins.acquire(timeout=60), self.begun
 
 
 async def test_a_thread_begins_its_next_short_item_without_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,19 +238,20 @@ async def test_what_is_ahead_of_its_thread_is_cancelled_and_never_begins(monkeyp
     assert short.gate.gauge.peak == 2
 
 
-async def test_what_is_ahead_of_its_thread_spends_no_time_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_ahead_of_its_thread_spends_no_time_of_its_node(
+    virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     short = Short(monkeypatch)
     async with engine.Engine() as own, own.deploy(short.graph) as service, short.warm(own):
         calls = await begun(*map(service, range(4)))
         (before,) = service.statistics().actors
         assert (before.in_flight, before.inbox.depth) == (2, 0)
-        began = perf_counter()
-        await asyncio.sleep(0.3)
+        short.wait_for(2)
+        virtual.hold(0.3)
         short.gate.open()
         assert await asyncio.gather(*calls) == list(range(4))
-        held_seconds = perf_counter() - began
         (after,) = service.statistics().actors
-        assert 0.55 < after.busy_seconds - before.busy_seconds < 3 * held_seconds  # of two items, not of four
+        assert after.busy_seconds - before.busy_seconds == pytest.approx(0.6)  # of two items, not of four
 
 
 @pytest.mark.parametrize("policy", [{"timeout_seconds": 60.0}, {"max_bytes": 1000}])
@@ -283,35 +285,37 @@ async def test_items_that_have_become_long_are_no_longer_ahead(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("of_engine", [True, False], ids=["engine", "deployment"])
-async def test_what_waits_for_a_thread_spends_no_time_of_its_node(*, of_engine: bool) -> None:
-    gate = Gate()
+def test_what_waits_for_a_thread_spends_no_time_of_its_node(virtual: VirtualTime, *, of_engine: bool) -> None:
     attempts: list[int] = []
 
     # What waits for a thread of the engine has begun, so it may time out.
-    @ps.node(runs_on="thread", timeout_seconds=None if of_engine else 0.4, retry=ps.Retry(attempts=2))
+    @ps.node(runs_on="thread", timeout_seconds=None if of_engine else 4, retry=ps.Retry(attempts=2))
     def hurried(x: int) -> int:
         attempts.append(x)
         if len(attempts) == 1:
             raise ValueError("once")
         return x
 
-    held = ps.graph(ps.node(runs_on="thread", name="held")(gate.block))
+    @ps.node(runs_on="thread")
+    def held(x: int) -> int:
+        virtual.hold_thread(5)  # longer than the timeout of the node that waits
+        return x
 
     @ps.graph
     async def both(x: int) -> list[int]:
         return [plain_in_thread(x), hurried(x)]
 
-    async with (
-        engine.Engine(max_workers=1 if of_engine else 8) as own,
-        own.deploy(held, both, max_workers=8 if of_engine else 1) as service,
-    ):
-        calls = await begun(service(0), service.run(both(1)))
-        await asyncio.sleep(0.5)  # longer than the timeout of the node
-        gate.open()
-        assert await asyncio.gather(*calls) == [0, [1, 1]]
-        busy = {actor.node: actor.busy_seconds or 0 for actor in service.statistics().actors}
+    async def main() -> dict[str, float | None]:
+        async with (
+            engine.Engine(max_workers=1 if of_engine else 8) as own,
+            own.deploy(ps.graph(held), both, max_workers=8 if of_engine else 1) as service,
+        ):
+            with virtual.threads_of(own):
+                assert await asyncio.gather(service(0), service.run(both(1))) == [0, [1, 1]]
+            return {actor.node: actor.busy_seconds for actor in service.statistics().actors}
+
+    assert virtual.run(main) == {"held": 5, "plain_in_thread": 0, "hurried": 0}
     assert attempts == [1, 1]
-    assert busy["held"] > 0.4 > max(busy["plain_in_thread"], busy["hurried"])
 
 
 async def test_a_node_that_takes_too_long_keeps_its_thread_from_its_next_attempt_and_from_others() -> None:
@@ -341,7 +345,7 @@ async def test_a_thread_that_cannot_be_started_is_not_missing_later(kind: str, m
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    async with engine.Engine() as own, own.deploy(working, max_workers=1) as service, asyncio.timeout(10):
+    async with engine.Engine() as own, own.deploy(working, max_workers=1) as service, asyncio.timeout(60):
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(RuntimeError, match="can't start"):
@@ -386,7 +390,7 @@ async def test_max_processes_bounds_the_worker_processes_of_an_engine() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 5])
-@virtual
+@in_virtual_time
 async def test_an_async_node_without_a_limit_grows_to_max_workers_in_a_pipeline(width: int) -> None:
     gauge = Gauge()
 
@@ -402,7 +406,7 @@ async def test_an_async_node_without_a_limit_grows_to_max_workers_in_a_pipeline(
     assert gauge.peak == width
 
 
-@virtual
+@in_virtual_time
 async def test_a_node_that_never_suspends_needs_one_worker() -> None:
     tasks = set()
 
@@ -455,7 +459,7 @@ async def in_a_body(x: int) -> int:
 
 
 @pytest.mark.parametrize(("graph", "steps"), [(in_a_line, 3), (behind_another, 2), (in_a_body, 2)])
-@virtual
+@in_virtual_time
 async def test_a_limited_node_that_is_used_again_downstream_does_not_wait_for_itself(graph, steps: int) -> None:
     """A bounded graph cannot deadlock, also if one limit covers two steps of the graph."""
 

@@ -343,7 +343,7 @@ async def test_work_that_a_loop_took_while_its_start_was_cut_short_is_not_lost(c
         crash.set()
         await asyncio.wait([first])
         second = asyncio.create_task(service(2))  # waits for the restart of the node
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await outcomes(service.run(echoes(3))) == [ps.ActorRestarted]
         assert await outcomes(first, second) == [ConnectionError] * 2
         assert await service.run(echoes(4)) == 4

@@ -220,7 +220,7 @@ async def test_who_waits_for_its_call_keeps_no_place_of_a_node_from_a_nested_cal
     async def graph(x: int) -> list[int]:
         return [await nests(x), await limited_one(x), await limited_one(x)]
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await engine.run(graph(1), max_workers=1) == [1, 1, 1]
         assert await asyncio.gather(*[engine.run(graph(x), max_workers=2) for x in range(4)]) == [
             [x] * 3 for x in range(4)

@@ -817,7 +817,7 @@ async def test_a_value_that_cannot_be_stored_names_stage_and_type(tmp_path: Path
 
 async def test_a_state_that_changes_in_place_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has_changed = threading.Event()
-    monkeypatch.setattr(snapshots, "before_step", lambda step, path: has_changed.wait(20))
+    monkeypatch.setattr(snapshots, "before_step", lambda step, path: has_changed.wait(60))
 
     @ps.node
     class Large(Keeping):

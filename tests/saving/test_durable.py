@@ -569,11 +569,10 @@ def locked(path: Path, how: str = "IMMEDIATE") -> Iterator[None]:
 async def test_a_deadline_holds_while_another_program_has_locked_the_file(
     tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module.SQLStore, "_give_up_after_seconds", 30)
+    monkeypatch.setattr(store_module.SQLStore, "_give_up_after_seconds", 3600)
     path = tmp_path / "loops.db"
     job = Job(path)
     assert await job.run("other") == WORDS
-    began = time.monotonic()
     with ExitStack() as stack:
 
         async def lock() -> None:
@@ -584,7 +583,6 @@ async def test_a_deadline_holds_while_another_program_has_locked_the_file(
             await lock()
         with pytest.raises(ps.DeadlineExceeded, match=r"within 0\.25 s"):
             await job.run(timeout_seconds=0.25)
-        assert time.monotonic() - began < 20
     job.in_turn = {}
     assert await job.run() == WORDS  # within this process, the key is free at once
 

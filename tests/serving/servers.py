@@ -51,7 +51,7 @@ def server(
             process.terminate()
             with process.stdout as output:  # `communicate` would not see the lines that `readline` has buffered
                 said += output.read()
-            process.wait(timeout=20)
+            process.wait(timeout=60)
     # No traceback, and no "Failed to detach context". On a busy machine, a node may seem to block the loop.
     assert all(re.search(f"{expected}|node.blocks_loop", line) for line in said.splitlines()), said
 

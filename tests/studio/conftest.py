@@ -19,7 +19,7 @@ class Raw:
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(20)
+        self._socket.settimeout(60)
         self._socket.connect(str(path))
         self._lines = self._socket.makefile("rb")
 

@@ -8,7 +8,7 @@ import re
 import resource
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,9 @@ import pytest
 import penstock as ps
 from penstock import data, engine, extension, telemetry, testing
 from tests.kit import Gate, added, begun, numbers, paused
-from tests.telemetry.virtual_time import VirtualTime, telling
+from tests.telemetry.virtual_time import VirtualTime
 
 from .conftest import ASK, Raw
-
-
-@pytest.fixture
-def virtual() -> Iterator[VirtualTime]:
-    """The time that looks are told."""
-    now = VirtualTime()
-    with telling(now):
-        yield now
 
 
 @ps.node
