@@ -5,7 +5,8 @@ expected error: type, message and notes. A block that only includes a file (betw
 separate program, as process nodes need. A block with a title is a file of that name. Messages name the file, and its
 first line is the first line of the block. A page with `<!-- snippets: own process -->` changes state of the whole
 process, so it runs in a fork, and in its own folder. The output of a page with
-`<!-- snippets: real time -->` depends on real sleeps, so it has three tries for a busy machine.
+`<!-- snippets: virtual time -->` shows times, so it runs on a clock that jumps. A page with
+`<!-- snippets: real time -->` shows what a busy machine changes: it belongs to `make test-timed`.
 """
 
 import ast
@@ -24,13 +25,15 @@ from pathlib import Path
 from textwrap import dedent
 
 from tests.forked import Forks
+from tests.telemetry.virtual_time import VirtualTime, telling
 
 ROOT = Path(__file__).parents[2]
 
 # Warnings that depend on the machine, and that pages do not show: a busy processor, and a JAX that may compute wrong
 # values on CPU.
 _ELSEWHERE = "node.blocks_loop", "jax.may_compute_wrong_values"
-_OWN_PROCESS, _REAL_TIME = "<!-- snippets: own process -->", "<!-- snippets: real time -->"
+_OWN_PROCESS, _VIRTUAL_TIME = "<!-- snippets: own process -->", "<!-- snippets: virtual time -->"
+_REAL_TIME = "<!-- snippets: real time -->"
 
 _FENCE = re.compile(
     r"^(?P<indent>[ ]*)(?P<ticks>`{3,})[ ]*(?P<language>[\w-]*)(?P<rest>[^\n]*)\n"
@@ -81,6 +84,11 @@ with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
 """
 
 
+def is_timed(page: Path) -> bool:
+    """Whether a page shows what only an idle machine does."""
+    return _REAL_TIME in page.read_text()
+
+
 def check_page(page: Path, forks: Forks) -> None:
     """Runs the snippets of a page, in this process or in a fork.
 
@@ -88,14 +96,6 @@ def check_page(page: Path, forks: Forks) -> None:
         AssertionError: the output of a snippet differs from the page.
         Exception: the error of a snippet, with a note that names its line in the page.
     """
-    for _ in range(2 if _REAL_TIME in page.read_text() else 0):
-        with contextlib.suppress(Exception):
-            _try_page(page, forks)
-            return
-    _try_page(page, forks)
-
-
-def _try_page(page: Path, forks: Forks) -> None:
     if _OWN_PROCESS in page.read_text():
         # A page that shows how to send traces would find no receiver.
         nowhere = {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}
@@ -110,8 +110,13 @@ def run_page(page: Path) -> None:
     module = types.ModuleType(f"page_{page.stem.replace('-', '_').lower()}")
     sys.modules[module.__name__] = module
     try:
-        with asyncio.Runner() as runner:
-            blocks = list(blocks_of(page.read_text()))
+        with contextlib.ExitStack() as stack:
+            text = page.read_text()
+            virtual = VirtualTime() if _VIRTUAL_TIME in text else None
+            if virtual is not None:
+                stack.enter_context(telling(virtual))
+            runner = stack.enter_context(asyncio.Runner() if virtual is None else virtual.runner())
+            blocks = list(blocks_of(text))
             for block, following in zip(blocks, [*blocks[1:], None], strict=True):
                 if block.language != "python":
                     continue

@@ -85,13 +85,17 @@ class VirtualTime:
         loop = self._loop or asyncio._get_running_loop()
         return self._held_seconds + (loop.time() if isinstance(loop, testing.VirtualClockLoop) else 0.0)
 
+    def runner(self) -> asyncio.Runner:
+        """Returns a runner of a new virtual loop."""
+        return asyncio.Runner(loop_factory=self._new_loop)
+
     def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run `main()` on a new virtual loop."""
 
         async def inside() -> T:
             return await main()  # called on the loop: a stream belongs to the running loop
 
-        with asyncio.Runner(loop_factory=self._new_loop) as runner:
+        with self.runner() as runner:
             return runner.run(inside())
 
     def profile(self, graph: Any, items: int, **options: Any) -> telemetry.Profile:
