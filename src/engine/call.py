@@ -249,8 +249,9 @@ class RunningCall(Frame, WorkerGroup, Listener):
             metrics.ended(names.METRIC_RUN_DURATION, self._graph, perf_counter() - self._began, outcome, error, span)
 
 
-# An item that waits for a place of its key, its call, and the actors of its graph.
-Waiting: TypeAlias = tuple[RunningCall, Call[Any], Wired]
+# An item that waits for its key or for its place, its call, the actors of its graph, and when the wait began, in
+# seconds of `perf_counter`.
+Waiting: TypeAlias = tuple[RunningCall, Call[Any], Wired, float]
 
 
 class KeyLine:
@@ -259,7 +260,7 @@ class KeyLine:
     Attributes:
         key: the key.
         has_begun: whether a call of the key has begun.
-        waiting: the calls that wait, in order, each with the start time of its wait, by `perf_counter`.
+        waiting: the calls that wait, in order.
     """
 
     __slots__ = ("has_begun", "key", "waiting")
@@ -267,7 +268,7 @@ class KeyLine:
     def __init__(self, key: Hashable) -> None:
         self.key = key
         self.has_begun = False
-        self.waiting: deque[tuple[float, Waiting]] = deque()
+        self.waiting: deque[Waiting] = deque()
 
 
 class KeyedCall(RunningCall):

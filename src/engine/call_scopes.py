@@ -7,6 +7,7 @@ from ..actors.frame import AnyDeployment, Frame
 from .call import RunningCall
 from .checkpoint import Checkpointer
 from .graph import Call, DurableKey, check_key, durable_call
+from .instances import opens
 from .options import ExecutionOptions, chosen
 from .program import Plan, Wired
 from .scope import Runtime, Scope, started
@@ -101,7 +102,9 @@ class OwnScope(CallScope):
         """Open the resources and start the stateful nodes of the graph."""
         options = self._options
         scope = self._scope = Scope(self.runtime, options, chosen(options), is_one_call=True, saving=self.saving)
-        wired = await started(scope.prepare(self.plan_of(call)), call.graph.name, frame.ends_at, options)
+        plan = self.plan_of(call)
+        span = frame.run_span if opens(plan) else None
+        wired = await started(scope.prepare(plan), call.graph.name, frame.ends_at, options, span)
         scope.on_failed = lambda make_error: frame.fail(make_error("the stream"))
         if self.saving is not None:
             self.saving.on_failure = frame.fail
@@ -149,7 +152,9 @@ class DeploymentScope(CallScope):
     async def admit(self, call: Call[Any], frame: RunningCall) -> tuple[Scope, Wired, int]:
         """Wait until the resources are open, and for a place."""
         wired = self._deployment.wired[call.graph]
-        share = await self._deployment.admit(call.graph, call.arguments, wired, frame.priority, frame.ends_at)
+        share = await self._deployment.admit(
+            call.graph, call.arguments, wired, frame.priority, frame.ends_at, frame.run_span
+        )
         return self._admitted(wired, frame, share)
 
     def _admitted(self, wired: Wired, frame: Frame, share: "Share | None" = None) -> tuple[Scope, Wired, int]:

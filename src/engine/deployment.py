@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from time import perf_counter
@@ -340,7 +341,7 @@ class Deployment:
             wired: the actors of the graph.
             priority: the priority of the call.
             deadline: the deadline of the call, on the clock of the event loop; None without a deadline.
-            span: the span in which the wait for a place is noted; None for no note.
+            span: the span in which the waits of the call are noted; None for no note.
 
         Returns:
             The account of the key of the call; None without keys.
@@ -351,7 +352,7 @@ class Deployment:
             EngineClosedError: the deployment was stopped meanwhile.
             Exception: the error of the function `key=`, or of a resource that did not open.
         """
-        await self.restored(wired, deadline)
+        await self.restored(wired, deadline, span)
         try:
             share = self.admission.share_of(graph, arguments)
         except Exception:
@@ -366,7 +367,8 @@ class Deployment:
                 await self._wait(self.admission.reserve(priority, graph.name, share), timer, too_late, (Overloaded,))
             finally:  # a call that failed here may have had a place for a moment
                 self._changed.notify_all()
-            spans.waited(span, names.ADMISSION_WAIT, perf_counter() - began)
+                if not isinstance(sys.exception(), Overloaded):
+                    spans.waited(span, names.ADMISSION_WAIT, began)
         if self._is_stopped():
             self.admission.release(share)
             self.counts["failed"] += 1
@@ -452,8 +454,10 @@ class Deployment:
             await stream.aclose()
         await self.detached.end(self._interrupted_error)
 
-    async def restored(self, wired: Wired, deadline: float | None = None) -> Wired:
+    async def restored(self, wired: Wired, deadline: float | None = None, span: Span | None = None) -> Wired:
         """Return the actors of a graph; first reopen the resources of the graph that have ended by themselves.
+
+        The wait is noted in `span`, if there is one.
 
         Raises:
             DeadlineExceeded: the resources were not open before the deadline.
@@ -466,9 +470,11 @@ class Deployment:
         timer = asyncio.timeout_at(deadline)
         too_late = f"the resources of graph {wired.program.name!r} were not opened again before the deadline of a call"
         self._preparing.add(timer)
+        began = perf_counter()
         try:
             await self._wait(self._reopen(wired.program), timer, too_late)
         finally:
+            spans.waited(span, names.OPEN_WAIT, began)
             self._preparing.discard(timer)
             self._changed.notify_all()
         return wired

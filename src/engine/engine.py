@@ -31,6 +31,7 @@ from .graph import (
     one_value,
     refuse_key,
 )
+from .instances import opens
 from .one_call_stream import EventStream, OfCall, OfCalls, StreamingCall, check_events, stream_of
 from .options import DEFAULT_WORKERS, CallOptions, ExecutionOptions, OnFinished, checked, chosen, of_engine, resolve
 from .pipeline import CallsStream, own_pipeline
@@ -484,7 +485,7 @@ async def _run_call(
         runtime.scopes += 1
         try:
             if wired.program.resources and not resources.hold_nowait(wired.program, run):
-                await run.started(resources.hold(wired.program, run))
+                await run.started(resources.hold(wired.program, run), plan)
             return await run.run_to_end(wired)
         finally:
             try:
@@ -497,7 +498,7 @@ async def _run_call(
         threads=run.threads, saving=saving,
     )  # fmt: skip
     try:
-        wired = await run.started(scope.prepare(plan))
+        wired = await run.started(scope.prepare(plan), plan)
         if on_prepared is not None:
             on_prepared(scope)
         scope.on_failed = run.fail_with
@@ -530,10 +531,12 @@ class _Run(RunningCall):
         self._options = options
         self._over: asyncio.Future[None] = loop.create_future()
 
-    async def started(self, starting: Coroutine[Any, Any, T]) -> T:
+    async def started(self, starting: Coroutine[Any, Any, T], plan: Plan) -> T:
         """Wait for the resources and stateful nodes of the graph to start; the deadline covers the start."""
         try:
-            return await started(starting, self._graph, self.ends_at, self._options)
+            return await started(
+                starting, self._graph, self.ends_at, self._options, self.run_span if opens(plan) else None
+            )
         except BaseException as error:
             self.report("failed", error)
             raise

@@ -228,6 +228,11 @@ def instance_key(node: Node[..., Any]) -> object:
     return id(node.origin) if node.template is None else id(node.template), node._binding
 
 
+def opens(plan: Plan) -> bool:
+    """Return whether a call of the plan waits until resources or stateful nodes are open."""
+    return bool(plan.resource_sources) or next(stateful_nodes(plan), None) is not None
+
+
 def stateful_nodes(plan: Plan) -> Iterator[Node[..., Any]]:
     """Yield the nodes of a plan, bodies included, that have an instance of their own in each scope."""
     plans = [plan]

@@ -342,11 +342,15 @@ class Pipeline(OpenStream):
 
     def _leave_lines(self) -> None:
         """Drop the items that wait for a place or for their keys, so that they never begin."""
-        for share, (waiter, _) in self._lines.items():
+        for share, (waiter, waiting) in self._lines.items():
             assert self._admission is not None
             self._admission.leave_line(share, waiter, self._options.priority)
+            for item, _, _, since in waiting:
+                spans.waited(item.run_span, names.ADMISSION_WAIT, since)
         self._lines.clear()
         for line in self.keys.values():
+            for item, _, _, since in line.waiting:
+                spans.waited(item.run_span, names.KEY_WAIT, since)
             line.waiting.clear()
 
     async def gone(self) -> None:
@@ -425,10 +429,10 @@ class Pipeline(OpenStream):
             add_note(line, f"while order_by= of a stream was asked for the key of a call of graph {graph.name!r}")
             item.fail(line)
         elif line is not None and line.has_begun:
-            line.waiting.append((perf_counter(), (item, call, wired)))
+            line.waiting.append((item, call, wired, perf_counter()))
         else:
             self._has_turn(item, line)
-            self._admit((item, call, wired))
+            self._admit(item, call, wired)
 
     def _line_of(self, call: Call[Any], order_by: Callable[[Any], Hashable]) -> KeyLine | None:
         """Return the line of the key of a call; None if it has no key.
@@ -445,9 +449,8 @@ class Pipeline(OpenStream):
             line = self.keys[key] = KeyLine(key)
         return line
 
-    def _admit(self, waiting: Waiting) -> None:
+    def _admit(self, item: RunningCall, call: Call[Any], wired: Wired) -> None:
         """Begin an item whose key is free, now or as soon as the item has a place."""
-        item, call, _ = waiting
         share: Share | None = None
         if self._admission is not None:
             found = _asked(self._admission.share_of, call.graph, call.arguments)
@@ -457,16 +460,15 @@ class Pipeline(OpenStream):
             share = found
             item.key = None if share is None else share.key
             if share in self._lines:
-                self._lines[share][1].append(waiting)
+                self._lines[share][1].append((item, call, wired, perf_counter()))
                 return
             if not self._admission.reserve_nowait(share):
-                self._stand_in_line(self._admission, share, deque((waiting,)))
+                self._stand_in_line(self._admission, share, deque([(item, call, wired, perf_counter())]))
                 return
-        self._launch(waiting, share)
+        self._launch(item, call, wired, share)
 
-    def _launch(self, waiting: Waiting, share: Share | None) -> None:
+    def _launch(self, item: RunningCall, call: Call[Any], wired: Wired, share: Share | None) -> None:
         """Begin an item that has a place, and whose key is free."""
-        item, call, wired = waiting
         self._items[item] = share
         item.launch(wired, call.arguments, item.item)
 
@@ -483,11 +485,10 @@ class Pipeline(OpenStream):
         if not line.waiting:  # the waiting calls have ended meanwhile
             forget(self.keys, line.key, line)
             return
-        since, waiting = line.waiting.popleft()
-        item = waiting[0]
+        item, call, wired, since = line.waiting.popleft()
         self._has_turn(item, line)
-        spans.waited(item.run_span, names.KEY_WAIT, perf_counter() - since)
-        self._admit(waiting)
+        spans.waited(item.run_span, names.KEY_WAIT, since)
+        self._admit(item, call, wired)
 
     def _stand_in_line(self, admission: Admission, share: Share | None, line: deque[Waiting]) -> None:
         """Have the first of these items wait for a place, without a task.
@@ -500,7 +501,9 @@ class Pipeline(OpenStream):
         def admitted(waiter: asyncio.Future[bool]) -> None:
             if share not in self._lines or not waiter.result():  # the stream has ended, or ends with the deployment
                 return
-            self._launch(line.popleft(), share)
+            item, call, wired, since = line.popleft()
+            spans.waited(item.run_span, names.ADMISSION_WAIT, since)
+            self._launch(item, call, wired, share)
             if line:
                 self._stand_in_line(admission, share, line)
             else:
@@ -559,9 +562,9 @@ class Pipeline(OpenStream):
         if self._source_error is not None and not had_failed:
             logs.warning("stream.source_not_closed", error=repr(self._source_error))
         expired = isinstance(self._error, DeadlineExceeded)
+        self._leave_lines()  # before their spans end
         for frame in list(self.window.frames.values()):
             frame.cancel(expired=expired)
-        self._leave_lines()
         if self._draining is not None:
             await asyncio.wait([self._draining])
         await self._changed.wait_for(lambda: not self._items)  # until items with workers of their own have unwound

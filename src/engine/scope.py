@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import Context
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -15,7 +16,7 @@ from ..actors.supervision import Escalation, Supervisor, SupervisorFlags
 from ..actors.tasks import Condition, EagerStarts, uninterrupted
 from ..actors.threads import ThreadShare, end_worker_in_script
 from ..actors.worker import WorkerGroup
-from ..telemetry import metrics, names
+from ..telemetry import metrics, names, spans
 from ..telemetry.metrics import Reading, series
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.collectors import Collector
@@ -31,6 +32,8 @@ from .tracing.tracer import Callee
 from .wiring import SharedWirings, Wiring
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from ..telemetry.profiling.records import ItemLook, ProfiledStream, StepContents
     from .checkpoint import Checkpointer
 
@@ -396,7 +399,9 @@ class Scope:
             self.on_failed(make_error)
 
 
-async def started(starting: Awaitable[T], graph: str, deadline: float | None, options: ExecutionOptions) -> T:
+async def started(
+    starting: Awaitable[T], graph: str, deadline: float | None, options: ExecutionOptions, span: "Span | None"
+) -> T:
     """Wait until the resources and stateful nodes of a graph have started; the deadline of the call covers the start.
 
     Args:
@@ -404,11 +409,13 @@ async def started(starting: Awaitable[T], graph: str, deadline: float | None, op
         graph: the name of the graph.
         deadline: the deadline, on the clock of the event loop; None without a deadline.
         options: the options of the call.
+        span: the span of the call, in which the wait is noted; None for a call without a span.
 
     Raises:
         DeadlineExceeded: the resources and nodes had not started at the deadline.
     """
     timer = asyncio.timeout_at(deadline)
+    began = perf_counter()
     try:
         async with timer:
             return await starting
@@ -417,3 +424,5 @@ async def started(starting: Awaitable[T], graph: str, deadline: float | None, op
             raise
         told = f"the resources and stateful nodes of graph {graph!r} did not start within {options.timeout_seconds:g} s"
         raise DeadlineExceeded(told) from error
+    finally:
+        spans.waited(span, names.OPEN_WAIT, began)

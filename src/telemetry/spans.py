@@ -247,10 +247,16 @@ def start_run(
     return span, span.is_recording()
 
 
-def waited(span: Span | None, attribute: str, seconds: float) -> None:
-    """Add to the span of a call how long the call has waited for its place, or for earlier calls of its key."""
+def waited(span: Span | None, attribute: str, since: float) -> None:
+    """Add to the span of a call how long the call has waited: for its place, its key, or what it needs to be opened.
+
+    Args:
+        span: the span; None if the call has no span.
+        attribute: the name of the wait.
+        since: when the wait began, in seconds of `perf_counter`.
+    """
     if span is not None:
-        span.set_attribute(attribute, seconds)
+        span.set_attribute(attribute, perf_counter() - since)
 
 
 def end_run(span: Span | None, outcome: str, error: BaseException | None = None) -> None:

@@ -291,6 +291,89 @@ async def test_a_call_that_gets_no_place_has_a_span_that_says_so(tracing: Tracin
     assert sorted(waited) == [False, False, True]
 
 
+def waits(tracing: Tracing, run: str, name: str) -> list[bool]:
+    """Returns for each span of a run, in the order of their beginnings, whether it says how long the run waited."""
+    runs = sorted(tracing.named(run), key=lambda span: span.start_time or 0)
+    return [attributes_of(span).get(name, 0) > 0 for span in runs]
+
+
+@pytest.mark.parametrize("trace_items", [False, True])
+async def test_every_call_says_how_long_it_waited_for_its_place(tracing: Tracing, trace_items: bool) -> None:
+    gate = Gate()
+    wait, run = gate.node(name="wait"), "penstock.run wait"
+    waiting = ps.graph(wait)
+
+    @ps.graph
+    async def told(x: int) -> AsyncIterator[int]:
+        return numbers(await wait(x))
+
+    async with engine.deploy(waiting, told, max_in_flight=1) as service:
+        stream = service.stream([waiting(1), waiting(2)], trace_items=trace_items, max_in_flight=8)
+        calls = await begun(service.run(waiting(0)), values_of(stream), values_of(service.stream(told(2))))
+        leaves = (await begun(service.run(waiting(4))))[0]
+        leaves.cancel()
+        await asyncio.wait([leaves])
+        gate.open()
+        assert await asyncio.gather(*calls) == [0, [1, 2], [0, 1]]
+    by_item = [attributes_of(span).get(names.ADMISSION_WAIT, 0) > 0 for span in tracing.named(run)]
+    assert sorted(by_item) == [False, True, True, True]  # two items and the call that left; the first had its place
+    assert waits(tracing, "penstock.run told", names.ADMISSION_WAIT) == [True]
+
+
+async def test_items_that_wait_when_their_stream_ends_say_so(tracing: Tracing) -> None:
+    gate = Gate()
+    waiting = gate.graph(name="wait")
+    async with engine.deploy(waiting, max_in_flight=1) as service:
+        for options, name in ({}, names.ADMISSION_WAIT), ({"order_by": lambda _: 1}, names.KEY_WAIT):
+            stream = service.stream([waiting(0), waiting(1)], max_in_flight=8, **options)
+            [reader] = await begun(values_of(stream))
+            reader.cancel()
+            await asyncio.wait([reader])
+            assert sorted(waits(tracing, "penstock.run wait", name)) == [False, True]
+            tracing.exporter.clear()
+
+
+async def test_a_call_says_how_long_it_waited_for_resources_and_stateful_nodes(tracing: Tracing) -> None:
+    gate = Gate()
+
+    @ps.resource
+    async def pool() -> AsyncIterator[int]:
+        yield await gate.wait(3)
+
+    @ps.graph
+    async def pooled(x: int) -> int:
+        return await pool()
+
+    @ps.node
+    class Counting:
+        async def __aenter__(self) -> "Counting":
+            await gate.wait(4)
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+        async def __call__(self, x: int) -> int:
+            return x
+
+    @ps.graph
+    async def told(x: int) -> AsyncIterator[int]:
+        return numbers(await pool())
+
+    counts = Counting()
+
+    @ps.graph
+    async def counting(x: int) -> int:
+        return await counts(x)
+
+    calls = await begun(
+        engine.run(pooled(1)), engine.run(counting(1)), values_of(engine.stream(told(0)))
+    )  # fmt: skip
+    gate.open()
+    assert await asyncio.gather(*calls) == [3, 1, [0, 1, 2]]
+    for graph in "pooled", "counting", "told":
+        assert waits(tracing, f"penstock.run {graph}", names.OPEN_WAIT) == [True], graph
+
+
 async def test_a_stream_says_how_it_ended_and_which_items_it_skipped(tracing: Tracing) -> None:
     calls = [line(0), failing(1), line(2)]
     assert await values_of(engine.stream(calls, on_error="skip")) == [1, 3]
