@@ -357,7 +357,7 @@ class Graph(Generic[P, R_co]):
             tracer.closed = True
         functions = dict.fromkeys(trace.functions)
         for fn in functions:
-            _check(fn, is_body=True)  # `@graph` has checked its own function
+            _check(fn, is_body=fn is not self.fn, is_traced=True)  # `@graph` has checked its own function
         references = resolve_references(functions, is_tracked=is_tracked)
         self._trace_seconds += perf_counter() - began
         self._traces += 1
@@ -463,7 +463,7 @@ def graph(fn: Any = None, /) -> Any:
         where = definition_location(cast("object", fn))
         raise GraphTraceError(f"{where}: @graph needs an `async def`, got {fn!r}; {remedy}")
     _refuse_method(fn)
-    _check(fn, is_body=False)
+    _check(fn, is_body=False, is_traced=False)
     return Graph(fn)
 
 
@@ -553,11 +553,12 @@ def is_graph(value: object) -> bool:
 
 _RECEIVERS = ("self", "cls")
 
-# The code of the functions that were checked.
+# The code of the functions that were checked, and the functions that call one that may become a node until the trace.
 _checked: WeakSet[types.CodeType] = WeakSet()
+_calls_unknown: WeakSet[types.FunctionType] = WeakSet()
 
 
-def _check(fn: Callable[..., Any], *, is_body: bool) -> None:
+def _check(fn: Callable[..., Any], *, is_body: bool, is_traced: bool) -> None:
     """Check the source of a graph, or of a body of control flow, for statements that a trace cannot represent.
 
     Functions of libraries are not checked. A body is checked once.
@@ -566,9 +567,11 @@ def _check(fn: Callable[..., Any], *, is_body: bool) -> None:
     function = fn.__func__ if isinstance(fn, types.MethodType) else fn
     if not isinstance(function, types.FunctionType) or not is_users(function.__code__.co_filename):
         return
-    if not is_body or function.__code__ not in _checked:
-        check_source(fn, is_body=is_body, is_node=is_tracked, is_graph=is_graph)
-        _checked.add(function.__code__)
+    if not is_traced or function in _calls_unknown or function.__code__ not in _checked:
+        if check_source(fn, is_body=is_body, is_traced=is_traced, is_node=is_tracked, is_graph=is_graph):
+            _calls_unknown.add(function)
+        else:
+            _checked.add(function.__code__)
 
 
 async def settled(value: Any) -> Any:

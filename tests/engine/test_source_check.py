@@ -89,6 +89,20 @@ def settings():
     counter += 1
     return counter
 tools = SimpleNamespace(cond=ps.cond)
+class Unmarked:
+    count = 0
+    async def __call__(self, text):
+        self.count += 1
+        return self.count
+    def method(self, text):
+        return self.count
+    async def with_step(self, text):
+        return await fetch(self.count)
+    async def passes_on(self, text):
+        return await rank(text)
+unmarked = Unmarked()
+async def undecorated(text):
+    return time.time()
 """
 
 
@@ -590,6 +604,16 @@ BODIES = {
         return await ps.map_each(body, q)
     """,
     "in a function of the module": "return await ps.map_each(guarded, q)",
+    "objects and functions that were probably meant to be nodes": """
+        first = await unmarked(await fetch(q))  #! @ps.node
+        second = unmarked.method([q])  #! @ps.node
+        return first, second, await undecorated(q)  #! @ps.node
+    """,
+    "an object in a body that was probably meant to be a node": """
+        async def body(x):
+            return await unmarked(x)  #! @ps.node
+        return await ps.map_each(body, [q])
+    """,
 }
 
 
@@ -611,6 +635,29 @@ def test_refused(name: str, module: Callable[[str], SimpleNamespace]) -> None:
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_accepted(name: str, module: Callable[[str], SimpleNamespace]) -> None:
     assert problems_of(module(graph_source(ACCEPTED[name])).g) == []
+
+
+async def test_a_forgotten_decorator_is_refused_at_the_call_wherever_the_class_is(
+    module: Callable[[str], SimpleNamespace],
+) -> None:
+    far = module(PRELUDE)
+    counter = far.unmarked
+
+    @ps.graph
+    async def count(text: str) -> Any:
+        return await counter(await fetch(text))
+
+    @ps.graph
+    async def makes_steps(text: str) -> Any:
+        steps = await counter.with_step(text), await counter.passes_on(text)
+        return await fetch(*steps, far.first([text]), counter.method("known"), far.kind_of(None, default=text))
+
+    for _ in range(2):
+        with pytest.raises(ps.GraphTraceError, match=r"test_source_check.py:\d+: .*`counter` uses no symbolic value"):
+            await engine.run(count("a"))
+    await engine.run(makes_steps("a"))
+    counter = fetch  # before the first trace that succeeds
+    await engine.run(count("a"))
 
 
 def logged(fn: Callable[..., Any]) -> Callable[..., Any]:

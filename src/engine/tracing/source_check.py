@@ -28,7 +28,7 @@ from ..._errors import GraphTraceError
 from ...actors.current import codes_of
 from ...telemetry import logs
 from ...telemetry.text import shorten
-from .ref import compared
+from .ref import compared, is_own
 from .references import MISSING, cell_contents
 from .source import FunctionNode, SourceLocation, locate
 
@@ -41,6 +41,7 @@ _FALLBACK: Final = (
 _WITH: Final = "open it with a @ps.resource, or do it inside a node"
 _PARALLEL: Final = "just await each: nodes that do not need each other's results already run in parallel"
 _TIMEOUT: Final = "use `timeout_seconds=` on the node, e.g. node.with_policy(timeout_seconds=...), or on the call"
+_FORGOTTEN: Final = "make it a node with `@ps.node`, or do not pass these values"
 _FOREIGN: Final = ("asyncio", "_asyncio", "anyio", "trio")
 _FOREIGN_REMEDIES: Final = {
     **dict.fromkeys(("gather", "wait", "as_completed", "create_task", "ensure_future"), _PARALLEL),
@@ -51,6 +52,7 @@ _FOREIGN_REMEDIES: Final = {
     **dict.fromkeys(("to_thread", "run_sync", "to_thread_run_sync"), 'use a node with runs_on="thread"'),
 }
 _Test: TypeAlias = Callable[[object], bool]
+_Problems: TypeAlias = list[tuple[tuple[str, int, str], str]]
 
 _PACKAGE: Final = __name__.partition(".")[0]
 _STEPS: Final = ("cond", "switch", "while_loop", "map_each", "fold", "apply")
@@ -88,7 +90,7 @@ class Items:
     outlives: bool = False
 
 
-def check_source(fn: Callable[..., object], *, is_body: bool, is_node: _Test, is_graph: _Test) -> None:
+def check_source(fn: Callable[..., object], *, is_body: bool, is_traced: bool, is_node: _Test, is_graph: _Test) -> bool:
     """Check the body of a graph, or of a body of control flow, for statements that a trace cannot represent.
 
     The plain functions of the same module that it calls are checked as well, because their bodies run while tracing.
@@ -98,10 +100,14 @@ def check_source(fn: Callable[..., object], *, is_body: bool, is_node: _Test, is
         fn: a function, lambda or bound method; other objects have no source and are not checked. The first parameter
             of a method is configuration, all other parameters are symbolic.
         is_body: whether the function is a body; control flow passes no argument that has a default.
+        is_traced: whether the function has been traced, so that a function that it calls will not become a node later.
         is_node: returns whether a call of an object gives a Ref, as a call of a node does; also true for the class of a
             stateful node.
         is_graph: returns whether an object is a graph, whose call gives a structure of Refs; `is_node` may also be true
             for a graph.
+
+    Returns:
+        Whether the check has to be repeated when the function was traced.
 
     Raises:
         GraphTraceError: the body has such statements; the message has a line for each statement, with file, line,
@@ -109,21 +115,22 @@ def check_source(fn: Callable[..., object], *, is_body: bool, is_node: _Test, is
     """
     function = inspect.unwrap(getattr(fn, "__func__", fn))
     if not isinstance(function, FunctionType):
-        return
+        return False
     location, code = locate(function), function.__code__
     if location is None:
         _warn_of(f"{function.__module__}.{function.__qualname__}", code.co_filename, code.co_firstlineno)
-        return
+        return False
     count = -len(function.__defaults__ or ()) if is_body else code.co_kwonlyargcount
     variables: dict[str, object] = dict.fromkeys(code.co_varnames[: code.co_argcount + count], Kind.REF)
     if isinstance(fn, MethodType):
         variables[next(iter(variables), "")] = fn.__self__
     reader = _Reader(is_node, is_graph)
     reader.read_function(function, location, variables)
-    if reader.problems:
-        texts = dict(reversed(reader.problems))
+    if problems := reader.problems + (reader.forgotten if is_traced else []):
+        texts = dict(reversed(problems))
         listed = [texts[place] for place in sorted(texts)]
         raise GraphTraceError("\n".join((f"{function.__qualname__} cannot be traced:", *listed)))
+    return bool(reader.forgotten)
 
 
 @cache  # by place in the source, so that a factory of graphs causes one warning
@@ -138,6 +145,7 @@ class _Reader(ast.NodeVisitor):
     Attributes:
         is_node, is_graph: see `check_source`.
         problems: the lines of the message, each with its file, line and remedy; the same problem may be found again.
+        forgotten: like `problems`, for calls of functions that were probably meant to be nodes.
         results: for each plain function that was read, by the identities and sizes of its arguments: its result,
             whether it uses symbolic values, and the arguments, so that their identities stay unique.
         touches: the uses of symbolic values.
@@ -160,7 +168,8 @@ class _Reader(ast.NodeVisitor):
     def __init__(self, is_node: _Test, is_graph: _Test) -> None:
         self.is_node = is_node
         self.is_graph = is_graph
-        self.problems: list[tuple[tuple[str, int, str], str]] = []
+        self.problems: _Problems = []
+        self.forgotten: _Problems = []
         self.results: dict[object, tuple[object, bool, object]] = {}
         self.touches: list[ast.expr] = []
         self.functions: tuple[FunctionType, ...] = ()
@@ -348,26 +357,34 @@ class _Reader(ast.NodeVisitor):
     def helper(self, node: ast.Call, function: object, arguments: list[object], keywords: dict[str, object]) -> object:
         """Return the result of a plain function of the same module, whose body runs while tracing; None if unknown.
 
-        The function is read once for the same arguments.
+        The function is read once for the same arguments. A function in another module of the program is read only if it
+        uses none of the symbolic values that it gets.
         """
+        function = _called(function)
         if isinstance(function, MethodType):
             arguments = [function.__self__, *arguments]
             function = cast("object", function.__func__)
-        if not isinstance(function, FunctionType) or function.__globals__ is not self.functions[0].__globals__:
+        if not isinstance(function, FunctionType) or function in self.functions:
             return None
-        location, code = locate(function), function.__code__
-        if location is None or function in self.functions:
-            return None
+        code, is_near = function.__code__, function.__globals__ is self.functions[-1].__globals__
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         given: dict[str, object] = {**dict.fromkeys(names), **dict(zip(names, arguments, strict=False)), **keywords}
+        refs = {name for name, value in given.items() if _holds_ref(value)}
+        location = locate(function) if is_near or (refs and is_own(code.co_filename)) else None
+        if location is None or not (is_near or _is_blind(location.node, refs)):
+            return None
         call = function, *map(_shape, given.values())
         if call not in self.results:
-            before = len(self.touches)
-            result = self.read_function(function, location, {**given})
-            result = None if inspect.isgeneratorfunction(function) else result
+            before, reader = len(self.touches), copy(self)
+            reader.problems = self.problems if is_near else []
+            result = reader.read_function(function, location, {**given})
+            result = result if is_near and not inspect.isgeneratorfunction(function) else None
             self.results[call] = result, len(self.touches) > before, given
-        elif self.results[call][1]:
+        if self.results[call][1]:
             self.touches.append(node)
+        elif refs and _is_blind(location.node, refs):
+            wrong = f"{_named(node.func)} uses no symbolic value that it gets, and runs once, while tracing"
+            self.report(node, wrong, _FORGOTTEN, self.forgotten)
         return self.results[call][0]
 
     def bind(self, target: ast.expr, value: object) -> None:
@@ -399,11 +416,11 @@ class _Reader(ast.NodeVisitor):
             wrong = f"stores a symbolic value in {_named(place)}, which outlives the trace"
             self.report(place, wrong, "return the value, or store it inside a node")
 
-    def report(self, node: ast.expr | ast.stmt, wrong: str, remedy: str) -> None:
+    def report(self, node: ast.expr | ast.stmt, wrong: str, remedy: str, problems: "_Problems | None" = None) -> None:
         """Note a problem at a statement or expression."""
         file, line = self.location.filename, node.lineno
         text = f"{file}:{line}: `{self.location.lines[line - 1].strip()}`: {wrong}; {remedy}"
-        self.problems.append(((file, line, remedy), text))
+        (self.problems if problems is None else problems).append(((file, line, remedy), text))
 
     def report_blind(self, word: str, operand: ast.expr, whole: ast.expr | ast.stmt, remedy: str) -> None:
         """Report an operation that looks at a Ref."""
@@ -509,6 +526,23 @@ class _Reader(ast.NodeVisitor):
         self.declared_outer.update(node.names)
 
     visit_Nonlocal = visit_Global
+
+
+def _called(callee: object) -> object:
+    """Return the method that a call of an instance runs; other objects are returned unchanged.
+
+    The class is searched here, because a lookup would run code of the user.
+    """
+    if callee is None or isinstance(callee, FunctionType | MethodType | type | Kind):
+        return callee
+    method = next((vars(cls)["__call__"] for cls in type(callee).__mro__ if "__call__" in vars(cls)), None)
+    return MethodType(method, callee) if isinstance(method, FunctionType) else callee
+
+
+def _is_blind(function: FunctionNode, refs: set[str]) -> bool:
+    """Whether a function uses none of these parameters, and no parameters for any further arguments."""
+    names = refs | {one.arg for one in (function.args.vararg, function.args.kwarg) if one is not None}
+    return not any(isinstance(one, ast.Name) and one.id in names for one in ast.walk(function))
 
 
 def _is_ref(value: object) -> bool:
