@@ -3,6 +3,7 @@
 import argparse
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -26,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments, and describe the command."""
     parser.description = (
         "Serve a graph, a node, or a dict from names of models to graphs or nodes. SIGTERM and Ctrl-C end the server "
-        "when the answers that have begun are complete. This command needs the extra penstock[serving]."
+        "when the answers that have begun are complete. Spans and metrics are sent if an OTEL_* variable names an "
+        "exporter or its receiver. This command needs the extra penstock[serving]."
     )
     parser.add_argument("target", metavar="MODULE:NAME", help="a graph, a node, or a dict")
     parser.add_argument("--host", default="127.0.0.1", help="the address (127.0.0.1: only this machine)")
@@ -42,11 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; return the exit status."""
     from .. import serving  # here, since it needs an extra
+    from ..telemetry import exporting
 
     try:
         found: Any = load(options.target)
         keys = None if options.api_key_file is None else _keys(options.api_key_file)
-    except (argparse.ArgumentTypeError, OSError) as error:
+        exporting.set_up_if_asked(service_name=options.target.rpartition(":")[2])
+    except (argparse.ArgumentTypeError, OSError, ImportError, ValueError) as error:
         refuse(options, str(error))
     models = (
         cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {options.target.rpartition(":")[2]: found}
@@ -63,7 +67,8 @@ def run(options: argparse.Namespace) -> int:
     key = "none" if keys is None else "KEY"
     told = {"models": ", ".join(models), "model": next(iter(models)), "url": url, "header": header, "key": key}
     print(_HOW_TO_ASK.format(**told), flush=True)
-    uvicorn.Server(config).run([listener])
+    with suppress(KeyboardInterrupt):  # uvicorn raises the signal of Ctrl-C again once all answers are complete
+        uvicorn.Server(config).run([listener])
     return 0
 
 

@@ -130,6 +130,18 @@ def setup(*, service_name: str, endpoint: str | None = None) -> None:
     close_at_exit(closes)
 
 
+def set_up_if_asked(*, service_name: str) -> None:
+    """Do what `setup` does, for a command: if a variable names an exporter or its receiver, and nothing is set up.
+
+    Raises:
+        ImportError, ValueError: as for `setup`.
+    """
+    prefixes = ("OTEL_EXPORTER_OTLP_", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER")
+    is_asked = any(name.startswith(prefixes) and _read(name) for name in os.environ)
+    if is_asked and _has_none(trace.get_tracer_provider()) and _has_none(metrics.get_meter_provider()):
+        setup(service_name=service_name)
+
+
 def _send_traces(exporters: list[Callable[[], Any]], resource: "Resource") -> "TracerProvider":
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -145,15 +157,18 @@ def _send_traces_of_worker(resource: dict[str, Any], endpoint: str | None) -> No
     """Set up the sending of spans in a worker process, as `setup` did in its parent; a worker sends no metrics.
 
     Args:
-        resource: the resource attributes of the parent; the worker shares all but `service.instance.id`.
+        resource: the resource attributes of the parent. The worker has a `service.instance.id` of its own and, if a
+            detector has found its parent's, attributes of its own process.
         endpoint: as for `setup`.
     """
     if not _has_none(trace.get_tracer_provider()):  # the module of the node has set up a provider
         return
     with logged("telemetry.not_set_up_in_worker"):  # an item must not fail because its spans cannot be sent
-        from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
+        from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_INSTANCE_ID, ProcessResourceDetector, Resource
 
         own = Resource({**resource, SERVICE_INSTANCE_ID: str(uuid4())})
+        if PROCESS_PID in resource:
+            own = own.merge(ProcessResourceDetector().detect())
         close_at_exit([_send_traces(_find_exporters("traces", endpoint), own).shutdown])
 
 

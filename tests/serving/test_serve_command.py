@@ -38,6 +38,21 @@ def serving(target: str, *options: str) -> Iterator[tuple[str, str, subprocess.P
         process.communicate()
 
 
+def test_ctrl_c_ends_it_and_spans_are_printed_if_a_variable_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    with serving("examples.library_model:library") as (url, _, process):
+        body = {"model": "library", "messages": [{"role": "user", "content": "What is heapq?"}]}
+        assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        said = process.stdout.read()
+        assert process.wait(60) == 0
+    assert '"name": "chat library"' in said
+    assert '"service.name": "library"' in said
+    assert "Traceback" not in said
+
+
 def output_of(*program: str) -> str:
     return subprocess.run(program, capture_output=True, text=True, timeout=60, check=True).stdout
 

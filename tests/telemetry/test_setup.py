@@ -245,6 +245,18 @@ def test_spans_of_handlers_in_worker_processes_are_sent_from_there(
     assert {found.get("service.instance.id") for found in attributes} == {of_parent}  # metrics stay in the parent
 
 
+def test_a_worker_process_has_its_own_process_in_the_resource_of_its_spans(
+    succeed: Succeed, receiver: Receiver, url: str
+) -> None:
+    program = SET_UP + "import os; print(os.getpid())\n" + IN_PROCESSES + "trace_in_processes(1)"
+    parent = int(
+        succeed(program, url, OTEL_METRICS_EXPORTER="none", OTEL_EXPERIMENTAL_RESOURCE_DETECTORS="otel,process")
+    )
+    found = {span.name: resource["process.pid"] for resource, span in groups_of(receiver)}
+    assert found["traced"] == parent
+    assert found["inner 0"] not in (parent, None)
+
+
 def test_a_worker_process_sets_nothing_up_before_an_item_is_sampled(succeed: Succeed, url: str) -> None:
     program = IN_PROCESSES + "print({has_sdk for _, has_sdk in trace_in_processes(1)})"
     assert succeed(program, url) == "{False}\n"  # without `setup`
