@@ -128,19 +128,23 @@ async def test_from_one_snapshot_to_the_next_scopes_count_that_have_ended_meanwh
         assert all(step.timed is None for scope in telemetry.snapshot().scopes for step in scope.steps)
 
 
-async def test_places_are_busy_with_items_that_have_not_left_yet(virtual: VirtualTime) -> None:
+def test_places_are_busy_with_items_that_have_not_left_yet(virtual: VirtualTime) -> None:
     gate = Gate()
-    async with engine.deploy(gate.graph(concurrency=2, name="slow")) as service:
-        calls = await begun(*map(service, range(5)))
-        with closing(telemetry.Monitor()) as monitor:
-            monitor.snapshot()
-            virtual.hold(0.2)
-            lately = lately_of(monitor)
-        with telemetry.profile() as profile:
-            virtual.hold(0.05)
-        gate.open()
-        assert await asyncio.gather(*calls) == [0, 1, 2, 3, 4]
-    for one in (lately, profile):
+
+    async def main() -> tuple[telemetry.Profile, telemetry.Profile]:
+        async with engine.deploy(gate.graph(concurrency=2, name="slow")) as service:
+            calls = await begun(*map(service, range(5)))
+            with closing(telemetry.Monitor()) as monitor:
+                monitor.snapshot()
+                await asyncio.sleep(0.2)
+                lately = lately_of(monitor)
+            with telemetry.profile() as profile:
+                await asyncio.sleep(0.05)
+            gate.open()
+            assert await asyncio.gather(*calls) == [0, 1, 2, 3, 4]
+        return lately, profile
+
+    for one in virtual.run(main):
         [node] = one.nodes
         assert (node.node, node.count) == ("slow", 0)
         assert node.busy_share == pytest.approx(1.0, abs=0.1)
