@@ -11,8 +11,12 @@ from time import perf_counter, time
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
 from ..telemetry.text import on_one_line
-from .protocol import APIError, Base, EmbeddingsRequest
+from .protocol import Base, EmbeddingsRequest, Part, ToolCall, UpstreamError
+from .reading import chunk_of
 
 _dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _escape: Final[Callable[[str], str]] = encode_basestring
@@ -57,32 +61,54 @@ class Delta:
     log_probabilities: Sequence[Mapping[str, Any]] = ()
 
 
+class _Call(ToolCall, total=False):
+    index: int | None
+
+
+class _Said(TypedDict, total=False):
+    content: str | list[Part] | None
+    text: str | None
+    reasoning: str | None
+    reasoning_content: str | None
+    tool_calls: list[_Call] | None
+
+
+_SAID: Final = TypeAdapter(_Said)
+
+
 class Passed(Delta):
     """A part as an upstream has sent it. Reading a field parses the part; unread parts go on to the client as bytes."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, chunk: dict[str, Any] | None = None) -> None:
         self.data = data
+        if chunk is not None:
+            self._read(chunk)
 
     def __getattr__(self, name: str) -> Any:
         if name not in Delta.__slots__:
             raise AttributeError(name)
-        try:
-            chunk: Any = json.loads(self.data)
-        except ValueError:
-            raise APIError(502, "The upstream has sent something else than JSON.") from None
-        choices: list[Any] = chunk.get("choices") or [{}]
-        choice: Any = choices[0]
-        said: Any = choice.get("delta") or choice.get("message") or choice
-        scores: Any = choice.get("logprobs") or {}
-        super().__init__(
-            said.get("content") or said.get("text") or "",
-            reasoning=said.get("reasoning") or said.get("reasoning_content") or "",
-            tool_calls=said.get("tool_calls") or (),
-            finish_reason=choice.get("finish_reason"),
-            usage=chunk.get("usage"),
-            log_probabilities=scores.get("content") or (),
-        )
+        self._read(chunk_of(self.data))
         return getattr(self, name)
+
+    def _read(self, chunk: dict[str, Any]) -> None:
+        try:
+            choices: Any = chunk.get("choices") or [{}]
+            choice: Any = choices[0]
+            said: Any = choice.get("delta") or choice.get("message") or choice
+            usage: Any = chunk.get("usage") or {}
+            scores: Any = choice.get("logprobs") or {}
+            _SAID.validate_python(said, strict=True)
+            parts: Any = said.get("content") or [said]
+            super().__init__(
+                parts if isinstance(parts, str) else "".join(part.get("text") or "" for part in parts),
+                reasoning=said.get("reasoning") or said.get("reasoning_content") or "",
+                tool_calls=said.get("tool_calls") or (),
+                finish_reason=choice.get("finish_reason"),
+                usage={**usage} or None,
+                log_probabilities=[*(scores.get("content") or ())],
+            )
+        except (AttributeError, LookupError, TypeError, ValueError):
+            raise UpstreamError(502, "The upstream has sent JSON that is no answer.") from None
 
     def named(self, model: str) -> bytes:
         """Return the bytes, with the name under which clients know the model."""
@@ -101,10 +127,14 @@ def sse(data: Any, name: str | None = None) -> bytes:
 
 
 def usage_of(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the usage with all numbers, because clients expect all of them; None if nobody has counted tokens."""
+    """Return the usage with all numbers, because clients expect all of them; None if nobody has counted tokens.
+
+    What an upstream has sent in the place of a number is left out.
+    """
     if usage is None:
         return None
-    found = {"prompt_tokens": 0, "completion_tokens": 0, **usage}
+    counted = (one for one in usage.items() if isinstance(one[1], dict if one[0].endswith("_details") else int | float))
+    found: dict[str, Any] = {"prompt_tokens": 0, "completion_tokens": 0, **dict(counted)}
     return {**found, "total_tokens": found.get("total_tokens", found["prompt_tokens"] + found["completion_tokens"])}
 
 

@@ -289,7 +289,7 @@ class Application(Starlette):
 
     async def _told(self, http: HTTPRequest, error: Exception) -> Response:
         status, told, headers = _told_of(error)
-        return JSONResponse(told, status, headers)
+        return Response(as_json(told), status, headers, "application/json")
 
 
 def openai(

@@ -32,13 +32,13 @@ class APIError(PenstockError):
         status: the status of the response, from 400 to 599.
         message: the message for the client.
         param: the field of the request that is wrong; None if no field is wrong.
-        code: a word that programs look for, such as "model_not_found".
+        code: a word that programs look for, such as "model_not_found", or the number of an upstream.
         headers: further headers of the response, such as Retry-After, which `ps.retry_after` reads as well.
 
     Attributes:
         status: the status of the response.
         param: the field of the request that is wrong; None if no field is wrong.
-        code: the word for programs.
+        code: the word, or the number, for programs.
         headers: the further headers.
     """
 
@@ -47,7 +47,7 @@ class APIError(PenstockError):
         status: int,
         message: str,
         param: str | None = None,
-        code: str | None = None,
+        code: str | int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(status, message, param, code, headers)
@@ -60,13 +60,20 @@ class APIError(PenstockError):
         return str(self.args[1])
 
 
-_KINDS: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-                 429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
+class UpstreamError(APIError):
+    """An upstream is unreachable, busy or broken: `Retry(retry_on=serving.UpstreamError)` and a failover may help.
+
+    That a request is wrong is an `APIError` of no such class.
+    """
 
 
-def error_of(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+KINDS: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+                429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
+
+
+def error_of(status: int, message: str, param: str | None = None, code: str | int | None = None) -> dict[str, Any]:
     """Return an error in OpenAI's form."""
-    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

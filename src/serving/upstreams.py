@@ -2,10 +2,9 @@
 
 import asyncio
 import inspect
-import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from time import perf_counter
@@ -19,23 +18,15 @@ from .. import Node, node
 from .._errors import OptionsError, retry_after_header
 from ..actors.accepted import NOT_NEGATIVE, POSITIVE, check, whole
 from .answers import Delta, Passed, as_json
-from .protocol import APIError, Base, ChatRequest, Request
+from .protocol import APIError, Base, ChatRequest, Request, UpstreamError
+from .reading import parts_of
 
-_OWN_FAULTS: Final = (400, 404, 413, 422)  # of the request: no other upstream would answer it
-_TOLD: Final = {429: 429, 503: 503}  # any other failure is a bad gateway
 _PREFIXES: Final = 10_000  # that are remembered, some 200 bytes each
-_MAX_LINE: Final = 64 << 20
+_MAX_ANSWER_BYTES: Final = 64 << 20  # some images in base64, or a thousand embeddings in decimals
 _AT_ONCE_SECONDS: Final = 1.0
 _url_of: Final = lru_cache(1000)(httpx.URL)  # which takes httpx a while to parse
 
 Messages = list[dict[str, Any]]
-
-
-class UpstreamError(APIError):
-    """An upstream is unreachable, busy or broken: `Retry(retry_on=serving.UpstreamError)` and a failover may help.
-
-    That a request is wrong is an `APIError` of no such class.
-    """
 
 
 @dataclass
@@ -116,6 +107,7 @@ class Upstream:
     _timeouts: dict[str, float | None]
     _prefix: Callable[[Request], Hashable] | None
     _imbalance: int
+    _max_answer_bytes: int
 
     def __post_init__(self) -> None:
         self._had: OrderedDict[Hashable, Replica] = OrderedDict()
@@ -156,6 +148,7 @@ class Upstream:
         """
         replica = self._choose(request)
         path, body = _passed_on(messages, request, self._model)
+        is_stream = bool(getattr(request, "stream", request is None))
         async with replica.breaker, self:
             assert self._client is not None
             headers = {**self._headers}
@@ -164,28 +157,12 @@ class Upstream:
             sent = httpx.Request("POST", url, headers=headers, content=body, extensions=extensions)
             replica.in_flight += 1
             try:
-                async with aclosing(await _send(self._client, sent)) as response:
-                    if response.is_error:
-                        raise _failure(response, await response.aread())
-                    is_json = response.headers.get("content-type", "").startswith("application/json")
-                    if is_json or not getattr(request, "stream", request is None):
-                        yield Passed(await response.aread())
-                        return
-                    rest, is_done = b"", False
-                    async for chunk in response.aiter_raw():
-                        *lines, rest = (rest + chunk).split(b"\n")
-                        for line in lines:
-                            if line.startswith(b"data:") and not is_done:
-                                data = line[5:].strip()
-                                is_done = data == b"[DONE]"
-                                if data[:12].replace(b" ", b"").startswith(b'{"error"'):
-                                    raise _failure(response, data)
-                                if not is_done:
-                                    yield Passed(data)
-                        if len(rest) > _MAX_LINE:
-                            raise UpstreamError(502, "The upstream has sent a line without end.")
-                    if not is_done:
-                        raise UpstreamError(502, "The upstream has ended its stream before the end of the answer.")
+                async with (
+                    aclosing(await _send(self._client, sent)) as response,
+                    aclosing(parts_of(response, self._max_answer_bytes, is_stream=is_stream)) as parts,
+                ):
+                    async for data, chunk in parts:
+                        yield Passed(data, chunk)
             except httpx.TimeoutException as error:
                 raise UpstreamError(504, "The upstream does not answer.") from error
             except httpx.HTTPError as error:
@@ -220,6 +197,7 @@ def upstream(
     prefix: Callable[[Request], Hashable] | None = None,
     imbalance: int = 8,
     breaker: Breaker | None = None,
+    max_answer_bytes: int = _MAX_ANSWER_BYTES,
 ) -> Upstream:
     """Return a server of a model, or several that serve the same, such as vLLM, SGLang and llama.cpp.
 
@@ -237,6 +215,7 @@ def upstream(
             same is preferred.
         imbalance: how many more requests in flight than the idlest one that server may have.
         breaker: when a server is not asked; a copy for each. By default for 5 seconds after 3 failures in a row.
+        max_answer_bytes: how large a whole answer, or an event of a stream, may be, in bytes; a larger one is an error.
 
     Returns:
         The upstream.
@@ -249,6 +228,7 @@ def upstream(
         raise OptionsError(f"serving.upstream({base_url!r}): it takes URLs such as 'http://10.0.0.1:8000/v1'")
     check("timeout_seconds", timeout_seconds, POSITIVE)
     check("imbalance", imbalance, NOT_NEGATIVE)
+    check("max_answer_bytes", max_answer_bytes, whole(1))
 
     # uvicorn closes a connection after 5 idle seconds: a request that comes in that moment would find the server down.
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=2)
@@ -257,7 +237,7 @@ def upstream(
     headers = {"content-type": "application/json", "accept-encoding": "identity", **key}
     replicas = tuple(Replica(url.rstrip("/"), replace(breaker or Breaker())) for url in urls)
     make_client = partial(httpx.AsyncHTTPTransport, limits=limits, trust_env=False)
-    return Upstream(replicas, model, make_client, headers, timeouts, prefix, imbalance)
+    return Upstream(replicas, model, make_client, headers, timeouts, prefix, imbalance, max_answer_bytes)
 
 
 async def _send(client: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
@@ -295,22 +275,6 @@ def _passed_on(messages: Messages, request: Base | None, model: str | None) -> t
     if getattr(request, "stream", None):
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
     return request._path, as_json(body)
-
-
-def _failure(response: httpx.Response, body: bytes) -> APIError:
-    """Return the error that an upstream has answered with."""
-    told: dict[str, Any] = {}
-    with suppress(ValueError, AttributeError, TypeError):
-        found: Any = json.loads(body)
-        told = dict(found.get("error", found))
-    status = response.status_code if response.is_error else 502
-    message = str(told.get("message") or f"The upstream has failed ({status}).")
-    if status == 404 and "message" not in told:
-        return UpstreamError(502, "The upstream does not know this path: its base URL ends with /v1 as a rule.")
-    if status in _OWN_FAULTS:
-        return APIError(status, message, told.get("param"), told.get("code"))
-    headers = {"retry-after": seconds} if (seconds := response.headers.get("retry-after")) else {}
-    return UpstreamError(_TOLD.get(status, 502), message, headers=headers)
 
 
 def engine(

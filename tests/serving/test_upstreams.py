@@ -79,8 +79,9 @@ async def test_a_graph_in_front_changes_the_messages_and_reads_the_parts() -> No
         ("ends early", 502, serving.UpstreamError, "ended its stream"),
         ("error in a part", 502, serving.UpstreamError, "out of memory"),
         ("hangs", 504, serving.UpstreamError, "does not answer"),
-        ("no path", 502, serving.UpstreamError, "its base URL ends with /v1"),
+        ("no path", 404, serving.APIError, "its base URL ends with /v1"),
         ("page", 502, serving.UpstreamError, "ended its stream"),
+        ("no JSON", 502, serving.UpstreamError, "something else than an object of JSON"),
     ],
 )
 async def test_what_is_wrong_with_a_server_is_an_error_with_its_status(
@@ -103,7 +104,7 @@ async def test_a_whole_answer_that_is_no_json_is_an_error_of_the_server() -> Non
     async with server.listening() as url, asking({"small": serving.upstream(url)}) as http:
         answer = await chat(http, "small")
     assert (answer.status_code, answer.json()["error"]["message"]) == (
-        502, "The upstream has sent something else than JSON.",
+        502, "The upstream has sent something else than an object of JSON.",
     )  # fmt: skip
 
 
