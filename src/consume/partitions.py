@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from .. import Call, DeploymentFailed, EngineClosedError, NodeCancelledError, NotFinished, engine, tagged, telemetry
@@ -88,23 +88,29 @@ class Partitions:
                 if isinstance(error, Exception):
                     self._on_error(error)
         finally:
-            self._give_up(held)
+            await self._give_up(held)
 
     async def lost(self, partitions: Iterable[Any], /) -> None:
         """Cancel the open messages of partitions that another consumer may have by now, and settle no more of them.
 
+        When this returns, the source is not asked for these partitions any more, and may give them anew at once.
+
         Args:
             partitions: the names of the partitions. Partitions that are not held are left out.
         """
-        self._give_up([self._held[name] for name in partitions if name in self._held])
+        await self._give_up([self._held[name] for name in partitions if name in self._held])
 
-    def _give_up(self, partitions: "Iterable[Partition]") -> None:
+    async def _give_up(self, partitions: "Iterable[Partition]") -> None:
+        """Give partitions up. Returns when the source is asked for them no more: it may give them anew at once."""
+        asking: set[asyncio.Task[Any]] = set()
         for one in partitions:
-            one.give_up()
+            asking |= one.give_up()
             if self._held.get(one.name) is one:
                 del self._held[one.name]
                 self._unwinding[one.name] = [*(task for task in one.before if not task.done()), one.task]
         self._has_room()
+        if asking:
+            await asyncio.wait(asking)
 
     async def _end(self, within_seconds: float) -> None:
         """Give up all partitions, and wait until all handlers have returned."""
@@ -147,7 +153,7 @@ class Partitions:
         if not await partition.settle():
             self._late += 1
             logs.warning("consume.too_late", partition=partition.label)
-            self._give_up([partition])
+            await self._give_up([partition])
 
 
 class Partition:
@@ -174,6 +180,7 @@ class Partition:
         self._taking = 0
         self._stream: engine.Stream[Any, int] | None = None
         self._settling = asyncio.Lock()
+        self._take: asyncio.Task[Sequence[Message]] | None = None
         self._commit: asyncio.Task[bool] | None = None
         self.task = asyncio.create_task(self._read(), name=f"penstock-consume-{self.label}")
 
@@ -203,7 +210,7 @@ class Partition:
 
     async def _calls(self) -> AsyncIterator[Call[Any, int]]:
         """Yield the calls of the messages, as long as there is room."""
-        while True:
+        while self._held._held.get(self.name) is self:
             if self._held._waiting:
                 await asyncio.sleep(0)  # let partitions that wait for room go first
             self._taking = await self._held._room_for(self)
@@ -226,12 +233,17 @@ class Partition:
             self._held._has_room()
 
     async def _taken(self, n: int) -> list[Message]:
+        # A task, which has ended before another one may ask for the same partition.
+        take = self._take = asyncio.create_task(uncancelled(self._source.take, self.name, n))
         try:
-            return list(await self._source.take(self.name, n))
+            await asyncio.wait([take])
+            return [] if take.cancelled() else list(take.result())
         except self._source.outages as error:
             logs.warning("consume.outage", partition=self.label, error=repr(error))
             await asyncio.sleep(PAUSE_SECONDS)
             return []
+        finally:
+            take.cancel()
 
     def _key_of(self, call: Call[Any, int]) -> Hashable:
         assert self._held._order_by is not None
@@ -284,11 +296,14 @@ class Partition:
                     self.unsettled = self.unsettled or messages if self._source.is_log else messages + self.unsettled
                 self._held._has_room()
 
-    def give_up(self) -> None:
-        """Cancel the open messages, and a commit that is under way."""
+    def give_up(self) -> set[asyncio.Task[Any]]:
+        """Cancel the open messages, and return the requests to the source that are being cancelled."""
         self.task.cancel()
-        if self._commit is not None:
-            self._commit.cancel()
+        asking = {task for task in (self._take, self._commit) if task is not None and not task.done()}
+        asking.discard(cast("asyncio.Task[Any]", asyncio.current_task()))  # a source may tell of a loss in a request
+        for task in asking:
+            task.cancel()
+        return asking
 
     async def drain(self, within_seconds: float) -> None:
         """Take no more messages, and finish and settle the open ones."""

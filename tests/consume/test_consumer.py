@@ -455,6 +455,57 @@ async def test_a_partition_that_comes_back_waits_for_handlers_that_still_unwind(
     assert began == ["log/0/0", "log/0/0", "log/0/1", "log/0/2"]
 
 
+class Reconnecting(consume.Source):
+    """A log of ten messages, which begins anew at the committed position when its connection was cut."""
+
+    def __init__(self) -> None:
+        self.position = self.committed = 0
+        self.arrived = asyncio.Event()
+
+    @asynccontextmanager
+    async def partitions(self, held: consume.Partitions, /) -> AsyncGenerator[None]:
+        self.held = held
+        await held.given(["log"])
+        yield
+
+    async def take(self, partition: str, n: int, /) -> Sequence[consume.Message]:
+        await self.arrived.wait()  # from here on, the messages are taken at once
+        first, self.position = self.position, min(self.position + min(n, 2), 10)
+        if first == self.position:
+            await asyncio.sleep(0.01)
+        return [consume.Message(f"log/{number}", number, position=number) for number in range(first, self.position)]
+
+    async def settle(self, partition: str, messages: Sequence[consume.Message], /) -> bool:
+        self.committed = messages[-1].position + 1
+        return True
+
+
+@virtual
+async def test_a_partition_that_is_lost_and_given_again_at_once_loses_no_message() -> None:
+    """The request that was under way takes no message any more, so the source may begin anew at once."""
+    source, handled = Reconnecting(), list[int]()
+
+    @ps.graph
+    @ps.node
+    async def handle(number: int) -> None:
+        await asyncio.sleep(0.005)
+        handled.append(number)
+
+    async with (
+        engine.deploy(handle) as service,
+        consume.Consumer(
+            service, source, lambda one: handle(one.value), dead_letters=no_letter, settle_seconds=0.01
+        ),
+    ):  # fmt: skip
+        await asyncio.sleep(0.02)
+        await source.held.lost(["log"])
+        source.position = source.committed
+        await source.held.given(["log"])
+        source.arrived.set()
+        await until(lambda: source.committed == 10)
+    assert sorted(handled) == list(range(10))
+
+
 async def test_a_message_goes_on_with_the_trace_of_its_sender(tracing: Tracing) -> None:
     log = log_of(Random(9), 1, 1)
     log.partitions[0][0].headers = [("traceparent", b"00-%032x-%016x-01" % (7, 8))]

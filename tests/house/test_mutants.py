@@ -250,7 +250,7 @@ MORE_MUTANTS = [Mutant(*row) for row in [
      "tests/consume/test_consumer.py::test_whatever_goes_wrong_nothing_is_lost_and_only_a_prefix_is_settled"),
     ("consume/partitions.py", "if isinstance(error, NotFinished):", "if False:",
      "tests/consume/test_kafka.py::test_what_a_drain_leaves_comes_again_and_is_no_dead_letter"),
-    ("consume/partitions.py", "            self._give_up([partition])\n", "            pass\n",
+    ("consume/partitions.py", "            await self._give_up([partition])\n", "            pass\n",
      "tests/consume/test_consumer.py::test_a_commit_that_is_too_late_cancels_what_is_open_and_commits_nothing_more"),
     ("consume/partitions.py", "        if self.before:\n", "        if False:\n",
      "tests/consume/test_consumer.py::test_a_partition_that_comes_back_waits_for_handlers_that_still_unwind"),
