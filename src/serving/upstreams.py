@@ -14,14 +14,14 @@ from uuid import uuid4
 import httpx
 from opentelemetry import propagate
 
-from .. import Node, node
-from .._errors import OptionsError, retry_after_header
+from .. import Node, current, node
+from .._errors import OptionsError, UnknownItemError, retry_after_header
 from ..actors.accepted import NOT_NEGATIVE, POSITIVE, check, whole
 from .answers import Delta, Passed, as_json
 from .protocol import APIError, Base, ChatRequest, Request, UpstreamError
 from .reading import parts_of
 
-_PREFIXES: Final = 10_000  # that are remembered, some 200 bytes each
+_NOTES: Final = 10_000  # prefixes, and calls without an answer, that are remembered; some 200 bytes each
 _MAX_ANSWER_BYTES: Final = 64 << 20  # some images in base64, or a thousand embeddings in decimals
 _AT_ONCE_SECONDS: Final = 1.0
 _url_of: Final = lru_cache(1000)(httpx.URL)  # which takes httpx a while to parse
@@ -111,6 +111,8 @@ class Upstream:
 
     def __post_init__(self) -> None:
         self._had: OrderedDict[Hashable, Replica] = OrderedDict()
+        self._asked: OrderedDict[Hashable, list[Replica]] = OrderedDict()  # by call, until it has its answer
+        self._order = [*self.replicas]  # the server that was asked last is the last one
         # Not a client of httpx: what it does beside that, such as cookies, takes a third of a request.
         self._client: httpx.AsyncHTTPTransport | None = None
         self._users = 0
@@ -146,7 +148,8 @@ class Upstream:
             APIError: the request is wrong, as the server says.
             UpstreamError: the server is unreachable, busy, or has failed.
         """
-        replica = self._choose(request)
+        call = _call() if len(self.replicas) > 1 else None
+        replica = self._choose(request, call)
         path, body = _passed_on(messages, request, self._model)
         is_stream = bool(getattr(request, "stream", request is None))
         async with replica.breaker, self:
@@ -163,6 +166,7 @@ class Upstream:
                 ):
                     async for data, chunk in parts:
                         yield Passed(data, chunk)
+                self._asked.pop(call, None)
             except httpx.TimeoutException as error:
                 raise UpstreamError(504, "The upstream does not answer.") from error
             except httpx.HTTPError as error:
@@ -170,19 +174,27 @@ class Upstream:
             finally:
                 replica.in_flight -= 1
 
-    def _choose(self, request: Request | None) -> Replica:
-        """Return the server that had the prefix of a request, unless others have far less to do, or the idlest one."""
-        well = [one for one in self.replicas if not one.breaker.is_open] or self.replicas
+    def _choose(self, request: Request | None, call: Hashable) -> Replica:
+        """Return the server that had the prefix of a request, unless others have far less to do, or the idlest one.
+
+        A server that an earlier attempt of the call has asked is the last choice. Servers that are as idle take turns.
+        """
+        well = [one for one in self._order if not one.breaker.is_open] or self._order
+        asked = self._asked.get(call, [])
+        if fresh := [one for one in well if not any(one is other for other in asked)]:
+            well = fresh
+        else:
+            asked = []
         chosen = min(well, key=lambda one: one.in_flight)
         if self._prefix is not None and request is not None:
             prefix = self._prefix(request)
             had = self._had.get(prefix)
-            if had in well and had is not None and had.in_flight <= chosen.in_flight + self._imbalance:
+            if had in well and had.in_flight <= chosen.in_flight + self._imbalance:
                 chosen = had
-            self._had[prefix] = chosen
-            self._had.move_to_end(prefix)
-            if len(self._had) > _PREFIXES:
-                self._had.popitem(last=False)
+            _note(self._had, prefix, chosen)
+        if call is not None:
+            _note(self._asked, call, [*asked, chosen])
+        self._order.sort(key=lambda one: one is chosen)
         return chosen
 
 
@@ -206,7 +218,7 @@ def upstream(
 
     Args:
         base_url: the URL as clients take it, such as "http://10.0.0.1:8000/v1"; or several, of which each request goes
-            to the one that has fewest in flight.
+            to the one that has fewest in flight; those with as few take turns. A further attempt asks another one.
         model: the name that the server knows the model by; None for the name in the request.
         api_key: the key that is sent to it.
         connections: the most connections; None without a limit.
@@ -238,6 +250,22 @@ def upstream(
     replicas = tuple(Replica(url.rstrip("/"), replace(breaker or Breaker())) for url in urls)
     make_client = partial(httpx.AsyncHTTPTransport, limits=limits, trust_env=False)
     return Upstream(replicas, model, make_client, headers, timeouts, prefix, imbalance, max_answer_bytes)
+
+
+def _call() -> Hashable:
+    """Return what all attempts of the present call have in common; None in a task that does not know its call."""
+    try:
+        return current().idempotency_key
+    except UnknownItemError:
+        return None
+
+
+def _note(notes: OrderedDict[Any, Any], key: Hashable, value: object) -> None:
+    """Note a value; the oldest notes are forgotten."""
+    notes[key] = value
+    notes.move_to_end(key)
+    if len(notes) > _NOTES:
+        notes.popitem(last=False)
 
 
 async def _send(client: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:

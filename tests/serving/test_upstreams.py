@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import itertools
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -219,6 +220,55 @@ async def test_the_idlest_server_is_asked_and_the_one_that_had_the_prefix_is_pre
         assert [replica.in_flight for replica in both.replicas] == [0, 0]
         while first.open or second.open:
             await asyncio.sleep(0)
+
+
+def without_request(node: Any) -> Any:
+    @ps.graph
+    async def read(messages: Messages) -> AsyncIterator[serving.Delta]:
+        return cast("AsyncIterator[serving.Delta]", node(messages))
+
+    return read
+
+
+async def test_a_further_attempt_asks_a_server_that_has_not_failed_this_call() -> None:
+    with contextlib.ExitStack() as taken:  # two ports at which nobody listens
+        dead = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        urls = ["http://{}:{}/v1".format(*one.getsockname()) for one in dead]
+    server, busy = ModelServer(), ModelServer("busy")
+    async with server.listening() as good, busy.listening() as full:
+        for others, attempts in ((urls, 3), ([full], 2)):
+            up = serving.upstream([*others, good], prefix=lambda asked: "all", breaker=serving.Breaker(failures=1000))
+            again = ps.Retry(attempts, retry_on=serving.UpstreamError, backoff_seconds=0)
+            safe = up.chat.with_policy(retry=again)
+            async with asking({"safe": safe, "read": without_request(safe)}, parts=[up]) as http:
+                for model, stream in itertools.product(("safe", "read"), (False, True)):
+                    assert [(await chat(http, model, stream=stream)).status_code for _ in range(4)] == [200] * 4
+
+
+async def test_a_hedge_asks_another_server() -> None:
+    silent, server = ModelServer("silent"), ModelServer()
+    async with silent.listening() as one, server.listening() as two:
+        up = serving.upstream([one, two], prefix=lambda asked: "all")
+        hedged = up.chat.with_policy(hedge=ps.Hedge(after_seconds=0.01, max_share=1.0))
+        async with asking({"hedged": hedged}) as http:
+            assert (await chat(http, "hedged")).status_code == 200
+        assert (len(silent.bodies), len(server.bodies)) == (1, 1)
+
+
+async def test_servers_that_are_as_idle_take_turns() -> None:
+    servers = [ModelServer() for _ in range(3)]
+    async with contextlib.AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(server.listening()) for server in servers]
+        both = serving.upstream(urls, prefix=lambda asked: asked.user)
+        http = await stack.enter_async_context(asking({"both": both, "plain": serving.upstream(urls)}))
+        for _ in range(2):  # the second time, each user's server is known
+            for user in "abcdef":
+                await chat(http, "both", user=user)
+        users = [[body["user"] for body in server.bodies] for server in servers]
+        assert users == [["a", "d"] * 2, ["b", "e"] * 2, ["c", "f"] * 2]
+        for _ in range(6):
+            await chat(http, "plain")
+        assert [len(server.bodies) for server in servers] == [6] * 3
 
 
 class Outputs:
