@@ -225,13 +225,20 @@ class Consumer:
             )
 
     async def _for_each(self, ask: Callable[[Partition], Awaitable[object]], pause_seconds: float) -> None:
-        for name, partition in list(self._held._held.items()):
-            if self._held._held.get(name) is partition:  # it may have gone while this loop waited for another partition
+        """Ask the source for all partitions at the same time, so that a source may make one request of them."""
+
+        async def ask_one(partition: Partition) -> None:
+            if self._held._held.get(partition.name) is partition:  # it may have gone while its task began
                 try:
                     await ask(partition)
                 except self._source.outages as error:
                     logs.warning("consume.outage", partition=partition.label, error=repr(error))
                     await asyncio.sleep(pause_seconds)
+
+        asking = map(ask_one, list(self._held._held.values()))
+        for error in await asyncio.gather(*asking, return_exceptions=True):
+            if error is not None:
+                raise error
 
 
 # The open consumers, and the dead letters and late commits of closed consumers.

@@ -1,8 +1,10 @@
 """Kafka as the source of a consumer, through aiokafka."""
 
+import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, cast
 
@@ -15,12 +17,32 @@ from .source import DeadLetter, Message, Source
 _SESSION_MS: Final = 10_000
 _HEARTBEAT_MS: Final = 3_000
 _MAX_POLL_INTERVAL_MS: Final = 300_000
-_TAKE_MS: Final = 500
+_TAKE_MS: Final = 5_000
+# How often the ends of the partitions are asked for, and positions are committed that no message has.
+_LOOK_SECONDS: Final = 2.0
+_RETRY_SECONDS: Final = 0.1
 _REFUSED: Final = {
     "enable_auto_commit": "offsets are committed when their messages have ended",
     "key_deserializer": "a message that the deserializer refuses would stop its partition: decode the key in order_by=",
     "value_deserializer": "a message that the deserializer refuses would stop its partition: parse the value in a node",
 }
+
+
+@dataclass(slots=True)
+class _Offsets:
+    """Offsets of a partition of this member; None while unknown.
+
+    Attributes:
+        taken: behind the last record that was taken.
+        ended: behind the last record that has ended, with all records before it.
+        committed: what the group has; -1 for nothing.
+        end: behind the last record of the partition.
+    """
+
+    taken: int | None = None
+    ended: int | None = None
+    committed: int | None = None
+    end: int = 0
 
 
 class Kafka(Source):
@@ -69,7 +91,13 @@ class Kafka(Source):
         self._producer: Any = None
         self._writes_letters = False
         self._taking: set[Any] = set()
-        self._settled: dict[Any, int] = {}
+        self._offsets: dict[Any, _Offsets] = {}
+        self._generation = -1  # of the group, when it gave the partitions
+        self._is_given = asyncio.Event()
+        self._due: dict[Any, int] = {}  # offsets to commit with the next request
+        self._next_commit: asyncio.Task[bool] | None = None
+        self._commits: set[asyncio.Task[bool]] = set()
+        self._committing = asyncio.Lock()
 
     def letters_to(self, topic: str, /) -> Callable[[DeadLetter], Awaitable[None]]:
         """Return a function that writes dead letters to a topic, for `dead_letters=` of `Consumer`.
@@ -97,10 +125,14 @@ class Kafka(Source):
         kafka = self._aiokafka
 
         async def assigned(_: object, partitions: Iterable[Any]) -> None:
+            self._generation = self._consumer._coordinator.generation
+            self._offsets = {partition: _Offsets() for partition in partitions}
+            self._is_given.set()
             await held.given(partitions)
 
         async def revoked(_: object, partitions: Iterable[Any]) -> None:
             await held.taken_away(partitions, self._drain_seconds)
+            self._offsets, self._due = {}, {}
 
         told = {"on_partitions_assigned": assigned, "on_partitions_revoked": revoked}
         async with AsyncExitStack() as stack:
@@ -113,6 +145,9 @@ class Kafka(Source):
             self._consumer = kafka.AIOKafkaConsumer(**self._settings, enable_auto_commit=False)
             stack.push_async_callback(self._consumer.stop)
             self._consumer.subscribe(self._topics, listener=type("_Told", (kafka.ConsumerRebalanceListener,), told)())
+            looking = asyncio.create_task(self._look_often())
+            looking.add_done_callback(held._task_ended)
+            stack.push_async_callback(self._stop_tasks, looking)
             await self._consumer.start()
             yield
 
@@ -125,21 +160,90 @@ class Kafka(Source):
         finally:
             self._taking.discard(partition)
         records = found.get(partition, ())
-        if records:
-            self._settled.setdefault(partition, records[0].offset)
+        if records and partition in self._offsets:
+            self._offsets[partition].taken = records[-1].offset + 1
         where = f"{partition.topic}/{partition.partition}/"
         return [Message(f"{where}{one.offset}", one.value, one.key, one.headers, one.offset) for one in records]
 
     async def settle(self, partition: Any, messages: Sequence[Message], /) -> bool:
         """Commit the offset behind the last message."""
-        offset = messages[-1].position + 1
-        try:
-            await self._consumer.commit({partition: offset})
-        except (self._aiokafka.errors.CommitFailedError, self._aiokafka.errors.IllegalStateError):
-            self._settled.pop(partition, None)
+        if partition not in self._offsets:
             return False
-        self._settled[partition] = offset
-        return True
+        offset = self._offsets[partition].ended = messages[-1].position + 1
+        return await self._commit({partition: offset})
+
+    async def _commit(self, offsets: Mapping[Any, int]) -> bool:
+        """Commit offsets, in one request with the offsets of other callers; return False if it comes too late."""
+        self._due |= offsets
+        if self._next_commit is None:
+            self._next_commit = task = asyncio.create_task(self._commit_due())
+            self._commits.add(task)
+            task.add_done_callback(self._commits.discard)
+        return await asyncio.shield(self._next_commit)
+
+    async def _commit_due(self) -> bool:
+        async with self._committing:
+            self._next_commit = None
+            due, self._due, offsets = self._due, {}, self._offsets
+            generation, coordinator, errors = self._generation, self._consumer._coordinator, self._aiokafka.errors
+            request = {tp: self._aiokafka.structs.OffsetAndMetadata(offset, "") for tp, offset in due.items()}
+            while True:
+                try:
+                    await coordinator.ensure_coordinator_known()
+                    # A member that has lost its generation has -1, which an empty group accepts from anybody.
+                    if coordinator.generation != generation or self._offsets is not offsets:
+                        return False
+                    await coordinator._do_commit_offsets(None, request)
+                except (errors.UnknownMemberIdError, errors.IllegalGenerationError, errors.RebalanceInProgressError):
+                    return False
+                except self.outages:
+                    await asyncio.sleep(_RETRY_SECONDS)
+                else:
+                    break
+            for partition, offset in due.items():
+                offsets[partition].committed = offset
+            return True
+
+    async def _look_often(self) -> None:
+        while True:
+            self._is_given.clear()
+            with suppress(*self.outages, self._aiokafka.errors.KafkaTimeoutError):
+                await self._look()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._is_given.wait()
+
+    async def _look(self) -> None:
+        """Ask for committed offsets and ends, and commit positions that no message has.
+
+        Such a position is that of a partition without a message, which `auto_offset_reset` may have chosen, or behind
+        the control records of a transaction.
+        """
+        offsets, consumer = self._offsets, self._consumer
+        if unknown := [partition for partition, one in offsets.items() if one.committed is None]:
+            committed = await consumer._coordinator.fetch_committed_offsets(unknown)
+            for partition in unknown:
+                if offsets[partition].committed is None:
+                    offsets[partition].committed = committed[partition].offset if partition in committed else -1
+        asked = {partition: asyncio.create_task(consumer.position(partition)) for partition in offsets}
+        if asked:
+            await asyncio.wait(asked.values(), timeout=_LOOK_SECONDS)
+        due: dict[Any, int] = {}
+        for partition, position in asked.items():
+            one = offsets[partition]
+            is_found = not position.cancel() and position.exception() is None
+            if is_found and one.taken == one.ended and position.result() > cast("int", one.committed):
+                due[partition] = position.result()
+        if due and self._offsets is offsets:
+            await self._commit(due)
+        if offsets:
+            for partition, end in (await consumer.end_offsets(list(offsets))).items():
+                offsets[partition].end = end
+
+    async def _stop_tasks(self, *tasks: "asyncio.Task[Any]") -> None:
+        for task in (*tasks, *self._commits):
+            task.cancel()
+        await asyncio.gather(*tasks, *self._commits, return_exceptions=True)
 
     async def keep(self, partition: Any, unsettled: Sequence[Message], /) -> None:
         """Poll, with the partition paused: a member that polls too seldom loses all partitions."""
@@ -149,9 +253,12 @@ class Kafka(Source):
 
     def lag(self, partition: Any, /) -> int | None:
         """Return how many messages are behind the committed offset."""
-        newest = self._consumer.highwater(partition) if partition in self._consumer.assignment() else None
-        settled = self._settled.get(partition)
-        return None if newest is None or settled is None else max(newest - settled, 0)
+        one = self._offsets.get(partition)
+        if one is None or one.committed is None or one.committed < 0:
+            return None
+        # The newest fetch is often younger than the newest look, but there is none while nothing is fetched.
+        is_assigned = partition in self._consumer.assignment()
+        return max(one.end, self._consumer.highwater(partition) or 0 if is_assigned else 0) - one.committed
 
 
 def _is_passing(error: object) -> bool:

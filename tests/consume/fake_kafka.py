@@ -39,16 +39,21 @@ class KafkaError(RuntimeError):
     retriable = False
 
 
-class CommitFailedError(KafkaError):
+class IllegalStateError(KafkaError):
     pass
 
 
-class IllegalStateError(KafkaError):
+class IllegalGenerationError(KafkaError):
     pass
 
 
 class RequestTimedOutError(KafkaError):
     retriable = True
+
+
+class OffsetAndMetadata(NamedTuple):
+    offset: int
+    metadata: str
 
 
 class Broker:
@@ -139,11 +144,14 @@ class Broker:
         module.__dict__.update(
             TopicPartition=TopicPartition,
             ConsumerRebalanceListener=ConsumerRebalanceListener,
-            AIOKafkaConsumer=lambda **settings: Consumer(self, **settings),
+            AIOKafkaConsumer=partial(Consumer, self),
             AIOKafkaProducer=_producer_of(self),
+            structs=SimpleNamespace(OffsetAndMetadata=OffsetAndMetadata),
             errors=SimpleNamespace(
-                KafkaError=KafkaError, CommitFailedError=CommitFailedError, IllegalStateError=IllegalStateError,
-                RequestTimedOutError=RequestTimedOutError,
+                KafkaError=KafkaError, IllegalGenerationError=IllegalGenerationError,
+                UnknownMemberIdError=IllegalGenerationError, RebalanceInProgressError=IllegalGenerationError,
+                IllegalStateError=IllegalStateError, RequestTimedOutError=RequestTimedOutError,
+                KafkaTimeoutError=RequestTimedOutError,
             ),
         )  # fmt: skip
         return module
@@ -165,8 +173,8 @@ class Consumer:
         heartbeat_interval_ms: int = 3_000,
         max_poll_interval_ms: int = 300_000,
     ) -> None:
-        assert auto_offset_reset == "earliest"
         assert not enable_auto_commit
+        self.begins_at_end = auto_offset_reset == "latest"
         self.broker = broker
         self.rebalance_seconds = (rebalance_timeout_ms or session_timeout_ms) / 1000
         self.max_poll_seconds = max_poll_interval_ms / 1000
@@ -174,7 +182,7 @@ class Consumer:
         self.listener: Any = None
         self.is_closed = False
         self._assigned: set[TopicPartition] = set()
-        self._generation = 0
+        self._coordinator = Coordinator(self)
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
         self._is_reassigning = True
@@ -207,6 +215,12 @@ class Consumer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def is_evicted(self) -> None:
+        """The session has ended, and a heartbeat has told this member so."""
+        self.broker.members.remove(self)
+        self.broker.generation += 1
+        self._coordinator.generation = -1
+
     def returns(self, task: "asyncio.Task[None]") -> None:
         self.comes_back()
 
@@ -231,8 +245,9 @@ class Consumer:
             await self.listener.on_partitions_revoked(revoked)
 
     def assign(self, share: set[TopicPartition], generation: int) -> None:
-        self._assigned, self._generation = share, generation
-        self._positions = {tp: self.broker.committed.get(tp, 0) for tp in share}
+        self._assigned, self._coordinator.generation = share, generation
+        logs, committed = self.broker.logs, self.broker.committed
+        self._positions = {tp: committed.get(tp, len(logs.get(tp, ())) if self.begins_at_end else 0) for tp in share}
         self._paused.clear()
         self._is_reassigning = False
         self._start(self.listener.on_partitions_assigned(share))
@@ -282,14 +297,43 @@ class Consumer:
             self._polling -= 1
             self._polled_at = asyncio.get_running_loop().time()
 
-    async def commit(self, offsets: dict[TopicPartition, int]) -> None:
-        for tp in offsets:
-            self._check(tp)
+    async def position(self, tp: TopicPartition) -> int:
+        while tp not in self._positions:
+            await self.broker.change()
+        return self._positions[tp]
+
+    async def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         await self.broker.request()
-        if self not in self.broker.members or self._generation != self.broker.generation:
+        return {tp: len(self.broker.logs.get(tp, ())) for tp in partitions}
+
+
+class Coordinator:
+    """What a member knows of its group."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer, self.broker = consumer, consumer.broker
+        self.generation = -1
+
+    async def ensure_coordinator_known(self) -> None:
+        await self.broker.request()
+
+    async def fetch_committed_offsets(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        await self.broker.request()
+        committed = self.broker.committed
+        return {tp: OffsetAndMetadata(committed[tp], "") for tp in partitions if tp in committed}
+
+    async def _do_commit_offsets(self, assignment: None, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        generation = self.generation
+        await self.broker.request()
+        # A group without members accepts a commit of nobody.
+        is_of_nobody = generation == -1 and not self.broker.members
+        if not is_of_nobody and (self.consumer not in self.broker.members or generation != self.broker.generation):
             self.broker.refused += 1
-            raise CommitFailedError("the group has rebalanced")
-        for tp, offset in offsets.items():
+            self.generation = -1
+            raise IllegalGenerationError("the group has rebalanced")
+        for tp, (offset, _) in offsets.items():
             assert offset >= self.broker.committed.get(tp, 0), "a commit goes back"
             self.broker.committed[tp] = offset
         await asyncio.sleep(0)

@@ -82,6 +82,11 @@ class World:
                 *[await producer.send(self.name, value, key=key, headers=headers) for value, key in made]
             )
 
+    async def until_settled(self) -> None:
+        async with asyncio.timeout(60 if self.broker is None else 3000):
+            while await self.settled() < self.messages:
+                await asyncio.sleep(0.05)
+
     async def settled(self) -> int:
         """Return how many messages are committed."""
         if self.broker is not None:
@@ -257,6 +262,47 @@ def test_a_consumer_that_drains_too_long_loses_its_partitions_and_commits_nothin
         assert await world.settled() == world.messages
 
     run(scenario, messages=100, seeds=15)
+
+
+def test_what_comes_during_a_restart_is_handled_with_latest_also_where_nothing_came_before(run: Run) -> None:
+    async def scenario(world: World) -> None:
+        async with world.consumer(auto_offset_reset="latest") as consumer:
+            await world.until_settled()  # the end of each partition is what the group begins with
+            await world.until(lambda: consumer.statistics().lag == 0)
+        assert world.written == []
+        await world.produce()
+        world.messages *= 2
+        async with world.consumer(auto_offset_reset="latest") as consumer:
+            await world.until(lambda: len(world.identities()) == world.messages // 2)
+            await world.until_settled()
+            await world.until(lambda: consumer.statistics().lag == 0)
+
+    run(scenario, messages=40, seeds=10)
+
+
+def test_a_member_that_its_group_has_given_up_does_not_set_offsets_back(
+    monkeypatch: pytest.MonkeyPatch, effort: int
+) -> None:
+    """The fake broker refuses a commit that goes back."""
+
+    async def main() -> None:
+        world = await world_of_a_fake(monkeypatch, 60)
+        async with world.consumer() as consumer:
+            await world.until(lambda: len(world.written) > world.messages // 4)
+            world.is_down = True
+            await asyncio.sleep(world.rng.uniform(0, 1))
+            [member] = world.broker.members
+            member.is_evicted()
+            # Another member has handled all messages, and left.
+            world.broker.committed |= {tp: len(log) for tp, log in world.broker.logs.items()}
+            world.is_down = False
+            if world.rng.random() < 0.5:
+                await world.until(lambda: consumer.statistics().late_commits > 0)
+            member.comes_back()
+            await world.until(lambda: consumer.statistics().lag == consumer.statistics().open == 0)
+        assert await world.settled() == world.messages
+
+    testing.interleavings(main, count=15 * effort)
 
 
 def test_a_broker_that_is_away_costs_nothing(monkeypatch: pytest.MonkeyPatch, effort: int) -> None:

@@ -252,6 +252,8 @@ MORE_MUTANTS = [Mutant(*row) for row in [
      "tests/consume/test_kafka.py::test_what_a_drain_leaves_comes_again_and_is_no_dead_letter"),
     ("consume/partitions.py", "            await self._give_up([partition])\n", "            pass\n",
      "tests/consume/test_consumer.py::test_a_commit_that_is_too_late_cancels_what_is_open_and_commits_nothing_more"),
+    ("consume/kafka.py", "if coordinator.generation != generation or self._offsets is not offsets:", "if False:",
+     "tests/consume/test_kafka.py::test_a_member_that_its_group_has_given_up_does_not_set_offsets_back"),
     ("consume/partitions.py", "        if self.before:\n", "        if False:\n",
      "tests/consume/test_consumer.py::test_a_partition_that_comes_back_waits_for_handlers_that_still_unwind"),
     ("consume/partitions.py", "own = self._max_open // (len(self._held) or 1)", "own = 0",
