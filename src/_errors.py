@@ -287,7 +287,10 @@ def copy_of(error: BaseException) -> BaseException:
                         if (value := field.__get__(error)) is not None:
                             field.__set__(copy, value)
     except Exception:  # noqa: BLE001 - a constructor or an attribute of the user may raise anything
-        return with_cause(NodeError(f"{cls.__name__}: {error!r}"), error)
+        told = cls.__name__
+        with suppress(Exception):
+            told = f"{told}: {error!r}"
+        return with_cause(NodeError(told), error)
     if "__notes__" in copy.__dict__:
         copy.__dict__["__notes__"] = list(error.__notes__)
     if not error.__suppress_context__:

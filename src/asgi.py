@@ -370,7 +370,7 @@ def _answered(
     body = None if encode_error is None else encode_error(error)
     if isinstance(error, Overloaded | EngineClosedError):
         return _refused(error, status, body)
-    logs.warning("asgi.failed", status=status, error=repr(error))
+    logs.warning("asgi.failed", status=status, error=error)
     return _failed(status, body)
 
 
@@ -476,7 +476,7 @@ class _Body:
                 raise
             # As text: an unconfigured structlog would print all variables of all frames, which takes seconds.
             trace = {} if isinstance(error, self._answers) else {"exception": "".join(format_exception(error))}
-            logs.warning("asgi.failed", error=repr(error), **trace)
+            logs.warning("asgi.failed", error=error, **trace)
         if last is not None:
             await self._give(last, more=False)
 

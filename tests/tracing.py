@@ -42,6 +42,16 @@ class Recorder(SpanProcessor):
         self.open.pop(id_of(span))
 
 
+@contextmanager
+def provided(provider: trace.TracerProvider) -> Iterator[None]:
+    """Makes a provider the provider of the process for the length of a `with` block."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace, "_TRACER_PROVIDER", provider)
+        # The tracer of the package may have found its provider in an earlier test, and would keep using it.
+        patch.setattr(tracer, "_tracer", provider.get_tracer(names.INSTRUMENTATION))
+        yield
+
+
 class Tracing:
     """A provider, and the spans that it has recorded."""
 
@@ -58,10 +68,7 @@ class Tracing:
     def set_up(cls) -> Iterator["Tracing"]:
         """Makes this provider the provider of the process for the length of a `with` block."""
         found = cls()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(trace, "_TRACER_PROVIDER", found.provider)
-            # The tracer of the package may have found its provider in an earlier test, and would keep using it.
-            patch.setattr(tracer, "_tracer", found.provider.get_tracer(names.INSTRUMENTATION))
+        with provided(found.provider):
             yield found
             found.provider.shutdown()
 

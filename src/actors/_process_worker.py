@@ -115,7 +115,9 @@ def _answer(
     try:
         target, args, kwargs, headers, item, instance = process_messages.decode(body, buffers)
     except Exception as error:  # noqa: BLE001 - constructors are the arguments' own code and may raise anything
-        reason = f"an argument cannot be rebuilt in the worker process: {type(error).__name__}: {error}"
+        reason = (
+            f"an argument cannot be rebuilt in the worker process: {type(error).__name__}: {logs.shown(error, str)}"
+        )
         return _failure(process_messages.NotSentError(reason), error, began)
     token = _item.set(item)
     try:

@@ -11,6 +11,7 @@ from numbers import Real
 from typing import Any, TypeGuard, cast, get_args
 
 from .._errors import OptionsError
+from ..telemetry.logs import shown
 
 _MISSING = object()
 
@@ -44,7 +45,7 @@ def check(option: str, value: object, accepted: OptionRule, before: str = "") ->
     """
     if not accepted.fits(value):
         after = ")" if before.endswith("(") else ""
-        raise OptionsError(f"{before}{option}={value!r}{after}: {accepted.text}")
+        raise OptionsError(f"{before}{option}={shown(value)}{after}: {accepted.text}")
 
 
 def check_fields(record: object, accepted: Mapping[str, OptionRule], before: str = "") -> None:

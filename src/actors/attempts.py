@@ -198,7 +198,7 @@ def handled(attempt: Attempt, how: str, error: BaseException) -> None:
     _told[key] = now, 0
     seconds = actor.retrying()[0]
     logs.warning(
-        "node.error_handled", graph=actor.graph, node=actor.name, by=how, error=repr(error), count=count + 1,
+        "node.error_handled", graph=actor.graph, node=actor.name, by=how, error=error, count=count + 1,
         **({"retried_for_seconds": round(seconds)} if seconds >= 1 else {}),
     )  # fmt: skip
 
@@ -263,7 +263,7 @@ def pause_after(retry: Retry, error: Exception, failed_attempt: int) -> float | 
     try:
         asked = None if retry.wait is None else retry.wait(error, failed_attempt)
     except Exception as of_wait:  # noqa: BLE001 - user code: failover and fallback must still run
-        add_note(error, f"no further attempt: wait= of Retry raised {of_wait!r}")
+        add_note(error, f"no further attempt: wait= of Retry raised {logs.shown(of_wait)}")
         return None
     if asked is not None:
         check("wait(error, attempt)", asked, _WAIT, "the result of Retry.")

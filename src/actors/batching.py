@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
 from .._errors import EngineClosedError, InboxClosed, OptionsError, Overloaded, copy_of
+from ..telemetry.logs import shown
 from .accepted import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -93,7 +94,7 @@ class Batch:
         except asyncio.CancelledError as error:  # as `result()` of a cancelled task raises it
             raise foreign_cancel(error, node) from error
         if not NOT_NEGATIVE.fits(cost):
-            raise TypeError(f"node {node!r}: cost= of its Batch returned {cost!r}; return {NOT_NEGATIVE.text}")
+            raise TypeError(f"node {node!r}: cost= of its Batch returned {shown(cost)}; return {NOT_NEGATIVE.text}")
         if cost > self.max_cost:
             raise ValueError(
                 f"node {node!r} refuses an item: it costs {cost}, and a whole batch may cost at most "

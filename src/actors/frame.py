@@ -368,7 +368,7 @@ class Frame:
             if error is not self.error and not isinstance(error, asyncio.CancelledError):
                 logs.warning(
                     "frame.late_failure", graph=self.layout.name, node=actor.label(error) if actor else None,
-                    item=self.item, error=repr(error),
+                    item=self.item, error=error,
                 )  # fmt: skip
             return
         self.expired = actor is None and isinstance(error, DeadlineExceeded)
@@ -617,7 +617,7 @@ class _Discarding(MemberTask):
     def _ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            logs.warning("node.not_discarded", node=self._actor.name, graph=self._actor.graph, error=repr(error))
+            logs.warning("node.not_discarded", node=self._actor.name, graph=self._actor.graph, error=error)
         super()._ended(task)
 
     def _give_back(self) -> None:

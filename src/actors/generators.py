@@ -252,7 +252,7 @@ class GeneratorTask(MemberTask):
         """Log an error that the reader will not see, because the reader has left."""
         logs.warning(
             "stream.unread_error", graph=self._frame.layout.name, node=self._actor.name, item=self._frame.item,
-            error=repr(error),
+            error=error,
         )  # fmt: skip
 
     def _ended(self, task: "asyncio.Task[None]") -> None:

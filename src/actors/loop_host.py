@@ -141,11 +141,11 @@ class RestartGate:
         """Return the error of an attempt that the gate has ended."""
         if self._state == "stopped":
             return self._stopped_error()
-        told = f"node {self._name!r} was restarted while it worked on this item, after: {self._cause!r}"
+        told = f"node {self._name!r} was restarted while it worked on this item, after: {logs.shown(self._cause)}"
         return with_cause(ActorRestarted(told), self._cause)
 
     def _stopped_error(self) -> ActorStopped:
-        why = self._why or f"it is not restarted after: {self._cause!r}"
+        why = self._why or f"it is not restarted after: {logs.shown(self._cause)}"
         return with_cause(ActorStopped(f"node {self._name!r} takes no more items: {why}"), self._cause)
 
     def _thread_returned(self) -> None:
@@ -353,7 +353,8 @@ class LoopHost(Child):
     def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
         """Fail all work, now and later, with `ActorStopped`."""
         if why is None:
-            why = "its loop returned, although its scope goes on" if cause is None else f"its loop raised {cause!r}"
+            raised = f"its loop raised {logs.shown(cause)}"
+            why = "its loop returned, although its scope goes on" if cause is None else raised
         self._why, self._cause = why, cause
         self.inbox.channel.close()
         for work in list(self._unsettled):
@@ -361,7 +362,7 @@ class LoopHost(Child):
 
     def _fail_taken(self, cause: BaseException | None) -> None:
         """Fail all work that the loop has taken and not settled."""
-        told = f"actor {self.name!r} was restarted while it worked on this item, after: {cause!r}"
+        told = f"actor {self.name!r} was restarted while it worked on this item, after: {logs.shown(cause)}"
         for work in [work for work in self._unsettled if work.taken]:
             work.give_up(with_cause(ActorRestarted(told), cause))
 

@@ -16,6 +16,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from .._errors import with_cause
+from ..telemetry.logs import shown
 
 # Messages are in pickle protocol 5. Buffers travel out of band (PEP 574): an array is written from its own memory, and
 # read into the memory that the new array keeps. A message is a prefix (number of buffers, length of the body), the
@@ -322,7 +323,8 @@ def encode_request(request: CallRequest) -> Message:
         culprits = [f"{place} ({type_name(value)})" for place, value in places if not _pickles(value)]
         raise NotSentError(
             f"{' and '.join(culprits) or 'an argument'} of {request.target!r} cannot be sent to a worker process: "
-            f"{error}; pass plain data instead (a path rather than an open file, a list rather than a generator)"
+            f"{shown(error, str)}; pass plain data instead (a path rather than an open file, a list rather than a "
+            "generator)"
         ) from error
 
 
@@ -354,7 +356,7 @@ def encode_error(error: BaseException, text: str, dumps: Callable[[BaseException
     try:
         return SentError(type_name(error), dumps(error), "", text)
     except Exception as reason:  # noqa: BLE001 - reducers are the exception's own code and may raise anything
-        return SentError(type_name(error), None, f"{type(reason).__name__}: {reason}", text)
+        return SentError(type_name(error), None, f"{type(reason).__name__}: {shown(reason, str)}", text)
 
 
 def decode_error(sent: SentError, target: str) -> BaseException:
@@ -369,7 +371,7 @@ def decode_error(sent: SentError, target: str) -> BaseException:
                 return error
             reason = f"it is rebuilt as an object of type {type_name(error)}"
         except Exception as failure:  # noqa: BLE001 - constructors are the exception's own code and may raise anything
-            reason = f"{type(failure).__name__}: {failure}"
+            reason = f"{type(failure).__name__}: {shown(failure, str)}"
     how, where = ("raised", "; its traceback is shown as the cause") if sent.traceback else ("returned", "")
     return TypeError(f"{target!r} {how} {sent.type_name}, which does not survive pickling ({reason}){where}")
 
@@ -429,14 +431,15 @@ def decode_results(sent: Iterable[object], target: str) -> list[object]:
 def unsendable(target: str, result: object, error: Exception) -> TypeError:
     """Return the error for a result that does not pickle."""
     return TypeError(
-        f"the result of {target!r} ({type_name(result)}) cannot be sent back from a worker process: {error}; return "
-        "plain data instead"
+        f"the result of {target!r} ({type_name(result)}) cannot be sent back from a worker process: "
+        f"{shown(error, str)}; return plain data instead"
     )
 
 
 def unbuilt(target: str, error: BaseException) -> TypeError:
     """Return the error for a result that pickles but cannot be rebuilt."""
-    return with_cause(TypeError(f"the result of {target!r} cannot be rebuilt in this process: {error}"), error)
+    told = f"the result of {target!r} cannot be rebuilt in this process: {shown(error, str)}"
+    return with_cause(TypeError(told), error)
 
 
 def type_name(value: object) -> str:

@@ -303,7 +303,7 @@ class Child:
             finally:
                 self._context_task = None
                 if context_task.error is not None:
-                    logs.warning("actor.not_released", node=self.name, error=repr(context_task.error))
+                    logs.warning("actor.not_released", node=self.name, error=context_task.error)
             raise
         if context_task.was_opened:
             context_task.task.add_done_callback(lambda _: self._task_ended(context_task))
@@ -387,7 +387,8 @@ class Supervisor:
         """Fail the scope: a child has ended that cannot be started again."""
         number = self._number_of(child)
         if number is not None and not self._closed and not self._state.escalated:
-            self._give_up(number, f"ended by itself, and has no restart_on=, which would restart it: {cause!r}", cause)
+            why = f"ended by itself, and has no restart_on=, which would restart it: {logs.shown(cause)}"
+            self._give_up(number, why, cause)
 
     async def close(self) -> None:
         """Stop all children, the last started first, even if stopping a child raises.
@@ -413,14 +414,14 @@ class Supervisor:
         if isinstance(decision, LetEnd):
             child = self._children[decision.child]
             child.abandon(cause)
-            logs.warning("actor.stopped", node=child.name, restart=child.restart, error=repr(cause))
+            logs.warning("actor.stopped", node=child.name, restart=child.restart, error=cause)
             self._ending[decision.child] = self._spawn(self._stop((decision.child,), cause), decision.child)
         elif isinstance(decision, Restart):
             self._begin(decision, cause)
         elif isinstance(decision, Escalate):
             flags = self.flags
             limit = f"max_restarts={flags.max_restarts} restarts within {flags.within_seconds:g} s"
-            self._give_up(decision.origin, f"crashed after {limit}: {cause!r}", cause)
+            self._give_up(decision.origin, f"crashed after {limit}: {logs.shown(cause)}", cause)
 
     def _begin(self, decision: Restart, cause: BaseException | None) -> None:
         for number in (decision.origin, *decision.stop):
@@ -429,7 +430,7 @@ class Supervisor:
             removed, origin = self._children[number], self._children[decision.origin]
             removed.abandon(cause, f"it was stopped when {origin.name!r} was restarted, and has restart='temporary'")
             logs.warning(
-                "actor.stopped", node=removed.name, restart=removed.restart, after=origin.name, error=repr(cause)
+                "actor.stopped", node=removed.name, restart=removed.restart, after=origin.name, error=cause
             )  # fmt: skip
         # Children that are restarted alone do not wait for each other. Otherwise there is one restart at a time, and a
         # later restart covers all children that an earlier restart has not started yet.
@@ -474,7 +475,7 @@ class Supervisor:
             self._state.started(number)
             logs.warning(
                 "actor.restarted", node=child.name, after=self._children[decision.origin].name,
-                pause_seconds=decision.pause_seconds, error=repr(restarting.cause),
+                pause_seconds=decision.pause_seconds, error=restarting.cause,
             )  # fmt: skip
             child.resume()
             if restarting.gives_way:
@@ -494,7 +495,7 @@ class Supervisor:
         gave_way = restarting is not None and restarting.gives_way
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None and not (gave_way and task.cancelled()) and not self._closed and not self._state.escalated:
-            self._give_up(origin, f"could not be restarted: {error!r}", error)
+            self._give_up(origin, f"could not be restarted: {logs.shown(error)}", error)
 
     def _give_up(self, origin: int, why: str, cause: BaseException | None) -> None:
         self._state.escalated = True

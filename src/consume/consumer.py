@@ -232,7 +232,7 @@ class Consumer:
                 try:
                     await ask(partition)
                 except self._source.outages as error:
-                    logs.warning("consume.outage", partition=partition.label, error=repr(error))
+                    logs.warning("consume.outage", partition=partition.label, error=error)
                     await asyncio.sleep(pause_seconds)
 
         asking = map(ask_one, list(self._held._held.values()))

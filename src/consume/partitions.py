@@ -239,7 +239,7 @@ class Partition:
             await asyncio.wait([take])
             return [] if take.cancelled() else list(take.result())
         except self._source.outages as error:
-            logs.warning("consume.outage", partition=self.label, error=repr(error))
+            logs.warning("consume.outage", partition=self.label, error=error)
             await asyncio.sleep(PAUSE_SECONDS)
             return []
         finally:
@@ -256,7 +256,7 @@ class Partition:
             try:
                 await uncancelled(self._held._bury, letter)
             except Exception as refusal:  # noqa: BLE001 - whatever it is, the letter is not written
-                logs.warning("consume.letter_not_written", message=letter.message.identity, error=repr(refusal))
+                logs.warning("consume.letter_not_written", message=letter.message.identity, error=refusal)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 10 * PAUSE_SECONDS)
             else:

@@ -6,6 +6,7 @@ from typing import Any
 
 from .._errors import DeviceError, copy_of, with_cause
 from ..actors.frame import blame
+from ..telemetry.logs import shown
 from .programs import Names, is_device_array, is_ready
 from .untyped_jax import jax
 
@@ -143,7 +144,7 @@ ORIGINS = Origins()
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a device had too little memory. JAX has no error type for that."""
-    return str(error).startswith("RESOURCE_EXHAUSTED")
+    return shown(error, str).startswith("RESOURCE_EXHAUSTED")
 
 
 def explained(error: BaseException, jitted: Names, args: Sequence[Any]) -> BaseException:
@@ -159,7 +160,8 @@ def explained(error: BaseException, jitted: Names, args: Sequence[Any]) -> BaseE
         what = "infinity" if "inf" in error.args[1:] else "NaN"
         found = f"{jitted.name!r} gave a {what}, which jax_debug_nans or jax_debug_infs refuses"
         return with_cause(FloatingPointError(found), error)
-    if "has been deleted" in str(error):  # a call that fails after it has begun has lost its donated arguments, too
+    # A call that fails after it has begun has lost its donated arguments, too.
+    if "has been deleted" in shown(error, str):
         for place, arg in enumerate(args):
             if any(is_device_array(leaf) and leaf.is_deleted() for leaf in jax.tree.leaves(arg)):
                 found = (

@@ -279,8 +279,8 @@ class DispatchThread(ThreadOwner, CounterSource):
             step(*args)
         except BaseException as cause:  # noqa: BLE001 - nothing is expected here, and other jobs need the thread
             self.restarts += 1
-            logs.warning("device.restarted", device=self._name, restarts=self.restarts, error=repr(cause))
-            what = f"the thread of device {self._name} could not go on with this call: {cause!r}"
+            logs.warning("device.restarted", device=self._name, restarts=self.restarts, error=cause)
+            what = f"the thread of device {self._name} could not go on with this call: {logs.shown(cause)}"
             with suppress(BaseException):  # the call of `failed` may be the one that has just raised
                 job.failed(with_cause(ActorRestarted(what), cause))
 

@@ -87,7 +87,7 @@ def described(part: tuple[Any, ...]) -> str:
     if len(part) == 3:
         return _leaf_text(part)
     if isinstance(part[0], type):
-        return repr(part[1])
+        return logs.shown(part[1])
     return str(jax.tree.unflatten(part[0], [_Text(_leaf_text(leaf)) for leaf in part[1]]))
 
 
@@ -141,7 +141,7 @@ def _differences(before: Compiled, after: Compiled) -> Iterator[_Difference]:
 def _argument_differences(after: Compiled, position: int, old: Any, new: Any) -> Iterator[_Difference]:
     name = parameter_name(after.parameters, position)
     if position in after.static_argnums and None not in (old, new):
-        yield _difference(name, "static value", repr(old[1]), repr(new[1]))
+        yield _difference(name, "static value", logs.shown(old[1]), logs.shown(new[1]))
         return
     if old is None or new is None or len(old) != len(new) or (len(old) < 3 and old[0] != new[0]):
         yield _difference(name, "structure", *["absent" if part is None else described(part) for part in (old, new)])

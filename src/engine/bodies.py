@@ -430,7 +430,7 @@ class _Fold(_Bodies):
         name = frame.layout.name
         self._actor.failed += 1
         spans.item_skipped(self._span, name, frame.item, frame.error)
-        logs.warning("fold.value_skipped", graph=name, item=frame.item, error=repr(frame.error))
+        logs.warning("fold.value_skipped", graph=name, item=frame.item, error=frame.error)
 
     def _go_on(self) -> None:
         """Start the next value that is there. A body without steps ends at once, and calls this method again."""

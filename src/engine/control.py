@@ -672,7 +672,7 @@ def failed_item(index: int, error: Exception, on_error: OnError, event: str = "m
     """Return the results of an item that failed: an empty list, or a list of its outcome. `event` is for the log."""
     if on_error == "return":
         return [Outcome(index, None, error)]
-    logs.warning(event, item=index, error=repr(error))
+    logs.warning(event, item=index, error=error)
     return []
 
 

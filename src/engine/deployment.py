@@ -290,7 +290,7 @@ class Deployment:
                 return
             # The reason for the failure matters more to the caller than an error of closing, which becomes a note.
             self._close_error = error
-            logs.warning("deployment.not_released", deployment=self.names, error=repr(error))
+            logs.warning("deployment.not_released", deployment=self.names, error=error)
         finally:
             self.runtime.deployments.discard(self)
             metrics.registry.closed(self)
@@ -523,7 +523,7 @@ class Deployment:
         if self._failure is not None:
             error = self._failure(f"the deployment of {self.names}")
             if self._close_error is not None:
-                error.add_note(f"and its stateful nodes could not be left: {self._close_error!r}")
+                error.add_note(f"and its stateful nodes could not be left: {logs.shown(self._close_error)}")
             return error
         return EngineClosedError(f"the deployment of {self.names} is {self.state} and takes no more calls")
 

@@ -14,6 +14,7 @@ from ..actors.node_actor import NodeActor
 from ..actors.threads import Job
 from ..actors.worker import Member
 from ..telemetry.profiling.records import ItemLook, StepContents
+from ..telemetry.spans import id_of
 
 if TYPE_CHECKING:
     from .wiring import Wiring
@@ -77,7 +78,7 @@ def described(frames: Mapping[Frame, float], wirings: "Iterable[Wiring]") -> Ite
     for frame, actor, member, waits in found:
         scope, drawing, step = ("", "", "") if actor is None else boxes.get(actor, ("", "", ""))
         deadline = None if frame.deadline is None else max(0.0, frame.deadline - frame.group.loop.time())
-        traced = None if (span := frame.span) is None else span.parent.get_span_context()
+        traced = None if (span := frame.span) is None else id_of(span.parent)
         yield ItemLook(
             frame.layout.name, "" if actor is None else actor.name, frame.item, "waiting" if waits else "working",
             frames[frame], 1 if member is None else member.position.attempt, deadline=deadline,

@@ -56,7 +56,7 @@ class Opening:
             async with asynccontextmanager(lambda: generator)() as value:
                 yield value
         except RuntimeError as error:
-            if not str(error).startswith("generator didn't"):
+            if not logs.shown(error, str).startswith("generator didn't"):
                 raise
             raise ResourceError(f"a @resource function must yield exactly once; {self.name!r}: {error}") from error
 
@@ -313,7 +313,7 @@ class Resources:
                 errors.append(error)
             self._forget(entry)
         for error in errors[1:]:
-            logs.warning("resource.not_closed", error=repr(error))
+            logs.warning("resource.not_closed", error=error)
         if errors:
             raise errors[0]
 
@@ -330,7 +330,7 @@ class Resources:
         if entry.context_task is not context_task or entry.ending:
             return
         if context_task.was_opened:
-            why = "its task was cancelled" if context_task.task.cancelled() else repr(error)
+            why = "its task was cancelled" if context_task.task.cancelled() else logs.shown(error)
             logs.warning("resource.ended", resource=entry.opening.name, error=why)
         for program in entry.programs:
             program.is_filled = False

@@ -128,7 +128,7 @@ class Pipeline(OpenStream):
         self.skipped = 0
         # Unsampled items share a context, and workers that run in it. An item that is sampled, begins a trace, or
         # belongs to a deployment has a context of its own, and so workers of its own.
-        is_sampled = self._span is not None and self._span.is_recording()
+        is_sampled = self._span is not None and spans.is_recorded(self._span)
         own_workers = admission is not None or options.trace_items or is_sampled or options.order_by is not None
         self._group: WorkerGroup | None = None if own_workers else scope.group(self._context, ends_at=self._deadline)
         if self._group is not None:
@@ -285,7 +285,7 @@ class Pipeline(OpenStream):
         """Count and log an item that failed and is skipped."""
         self.skipped += 1
         spans.item_skipped(self._span, frame.layout.name, frame.item, frame.error)
-        logs.warning("stream.item_skipped", graph=frame.layout.name, item=frame.item, error=repr(frame.error))
+        logs.warning("stream.item_skipped", graph=frame.layout.name, item=frame.item, error=frame.error)
 
     def finish(self) -> None:
         """Take no more calls from the source; items in flight go on to their ends, and can still be read."""
@@ -560,7 +560,7 @@ class Pipeline(OpenStream):
         had_failed = self._source_error is not None
         await asyncio.wait([self._source])
         if self._source_error is not None and not had_failed:
-            logs.warning("stream.source_not_closed", error=repr(self._source_error))
+            logs.warning("stream.source_not_closed", error=self._source_error)
         expired = isinstance(self._error, DeadlineExceeded)
         self._leave_lines()  # before their spans end
         for frame in list(self.window.frames.values()):

@@ -136,7 +136,7 @@ async def _discard(entries: list[Entry]) -> None:
         error = await context_task.ended()
         entry.candidate = None  # after the wait: the code that closes the resource waits for its candidate
         if was_open and error is not None:
-            logs.warning("resource.not_closed", resource=entry.opening.name, error=repr(error))
+            logs.warning("resource.not_closed", resource=entry.opening.name, error=error)
 
 
 def _swap(runtime: Runtime, entries: list[Entry]) -> None:
@@ -162,4 +162,4 @@ async def _retire(runtime: Runtime, name: str, replaced: list[ContextTask[Any]],
     for context_task in sorted(replaced, key=lambda context_task: context_task.number, reverse=True):
         error = await context_task.ended()
         if error is not None:
-            logs.warning("resource.not_closed", resource=name, error=repr(error))
+            logs.warning("resource.not_closed", resource=name, error=error)

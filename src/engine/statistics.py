@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from ..telemetry.counters import ActorStatistics, Record, counted, less, name_of, share
+from ..telemetry.logs import shown
 from ..telemetry.tables import Rendered, Table, count, significant
 from ..telemetry.text import printable
 
@@ -216,7 +217,7 @@ class StreamStatistics(Rendered):
             ("bottleneck", or_unknown(self.bottleneck)),
         ]
         if self.waiting_for_keys:
-            facts.append(("order", _behind(count(self.waiting_for_keys), repr(self.busiest_key))))
+            facts.append(("order", _behind(count(self.waiting_for_keys), shown(self.busiest_key))))
         if any((self.snapshots_saved, self.snapshots_skipped, self.snapshots_failed)):
             snapshots = (
                 f"{count(getattr(self, f'snapshots_{name}'))} {name}" for name in ("saved", "skipped", "failed")

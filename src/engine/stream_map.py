@@ -155,7 +155,7 @@ class StreamMap(_Bodies):
             frame.cancel()
             if frame.error is not None:
                 logs.warning(
-                    "frame.late_failure", graph=frame.layout.name, node=None, item=frame.item, error=repr(frame.error)
+                    "frame.late_failure", graph=frame.layout.name, node=None, item=frame.item, error=frame.error
                 )
         self._window.clear()
         await self._unwound()

@@ -436,7 +436,8 @@ class DurableCall:
             "done" if error is None else "interrupted" if is_interrupted else "failed" if has_failed else "running"
         )
         try:
-            await uninterrupted(self._release(status, f"{type(error).__name__}: {error}"[:500] if has_failed else ""))
+            why = f"{type(error).__name__}: {logs.shown(error, str)}"[:500] if has_failed else ""
+            await uninterrupted(self._release(status, why))
         except asyncio.CancelledError as cancelled:
             if status != "done" or not (self._is_recorded or self.is_finished):
                 raise
@@ -445,7 +446,7 @@ class DurableCall:
             if status not in ("running", "failed"):
                 raise
             # The call has failed with its own error. The lease ends by itself.
-            logs.warning("durable.not_released", key=self.key, graph=self.graph, error=repr(failure))
+            logs.warning("durable.not_released", key=self.key, graph=self.graph, error=failure)
         finally:
             active_calls.pop(self._owner.token, None)
             self.frame = None  # its context refers to this call
@@ -617,7 +618,7 @@ class DurableCall:
                 return decoded(answer)
         if self._question is None:  # of two questions that are asked at once, the first ends the call
             self._question = asked, question
-        raise Interruption(f"the handler waits for the answer to {question!r}")
+        raise Interruption(f"the handler waits for the answer to {logs.shown(question)}")
 
     def _interrupted(self) -> Interrupted:
         assert self._question is not None
@@ -670,7 +671,7 @@ class DurableCall:
                     self.frame.fail(error)
                 return
             except Exception as error:  # noqa: BLE001 - of the store; the next attempt, or the next state, may succeed
-                logs.warning("durable.lease_not_renewed", key=self.key, graph=self.graph, error=repr(error))
+                logs.warning("durable.lease_not_renewed", key=self.key, graph=self.graph, error=error)
 
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Encode or decode in a thread, because large values take long, and arrays of devices have to be fetched."""

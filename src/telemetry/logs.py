@@ -1,12 +1,71 @@
-"""Logs: structlog events with the ids of their trace, and the graph, node, item and attempt that they are about."""
+"""Logs: structlog events with the ids of their trace, and the graph, node, item and attempt that they are about.
 
+Also the door to all foreign code that only observes: log handlers, span processors, readers of metrics, `repr`.
+"""
+
+import sys
+import threading
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import time
-from typing import Any, Final
+from traceback import extract_tb
+from typing import Any, Final, ParamSpec, TypeVar
 
 from opentelemetry import trace
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# The doors whose first error was told.
+_told: set[str] = set()
+
+
+def guarded(door: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Call foreign code that observes a call, and must not decide what the call does: its errors end here.
+
+    The first error of each door is logged. Errors that are no `Exception` are raised in the main thread, because a
+    signal handler may have raised them. A `CancelledError` ends here: the code awaits nothing, so nobody cancelled it.
+
+    Args:
+        door: a name for this kind of foreign code: "logs", "spans", "metrics".
+        function: the foreign code.
+        *args: the arguments of the function.
+        **kwargs: the keyword arguments of the function.
+
+    Returns:
+        The result of the function; None if the function has raised.
+    """
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:  # noqa: BLE001 - foreign code may raise anything
+        _let_signals_pass(error)
+        if door not in _told:
+            _told.add(door)
+            if door == "logs":
+                with suppress(Exception):  # standard error may be closed, too, or None
+                    sys.stderr.write(f"Penstock could not write a log line: {shown(error)}. It tells this once.\n")
+            else:
+                last = extract_tb(error.__traceback__)[-1]
+                warning("telemetry.failed", door=door, error=error, at=f"{last.filename}:{last.lineno}", told="once")
+        return None
+
+
+def _let_signals_pass(error: BaseException) -> None:
+    is_expected = isinstance(error, Exception | CancelledError)
+    if not is_expected and threading.current_thread() is threading.main_thread():
+        raise error
+
+
+def shown(value: object, text: Callable[[Any], str] = repr) -> str:
+    """Return the `repr` of a value of the user, or its `str`; if that raises, a text that says so."""
+    try:
+        return text(value)
+    except BaseException as broken:  # noqa: BLE001 - code of the user may raise anything
+        _let_signals_pass(broken)
+        return f"<{type(value).__qualname__} whose {text.__name__}() raises {type(broken).__qualname__}>"
+
 
 # Functions that return the fields of the item that is being handled here; the floors above register them.
 _describers: list[Callable[[], Mapping[str, object]]] = []
@@ -44,12 +103,20 @@ def add_trace_context(logger: Any, method_name: str, event_dict: MutableMapping[
 
 
 def warning(event: str, **fields: object) -> None:
-    """Log a warning, with the trace and span ids of the caller's span if it has one, recorded or not."""
+    """Log a warning, with the trace and span ids of the caller's span if it has one, recorded or not.
+
+    Fields that are exceptions are logged as their `repr`. A warning that cannot be written is lost.
+    """
+    guarded("logs", _log, event, fields)
+
+
+def _log(event: str, fields: Mapping[str, object]) -> None:
     # Imported at the first warning: with rich installed, structlog takes as long to import as the rest of this package.
     import structlog
 
     logger: structlog.stdlib.BoundLogger = structlog.get_logger("penstock")
-    logger.warning(event, **fields, **_ids())
+    told = {name: shown(value) if isinstance(value, BaseException) else value for name, value in fields.items()}
+    logger.warning(event, **told, **_ids())
 
 
 @contextmanager
@@ -58,12 +125,13 @@ def logged(event: str, **fields: object) -> Generator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - code of the user or of another library; code after the block must run
-        warning(event, **fields, error=repr(error))
+        warning(event, **fields, error=error)
 
 
 def _ids() -> dict[str, str]:
-    context = trace.get_current_span().get_span_context()
-    if not context.is_valid:  # not `is_recording`: logs of unsampled requests are found by their trace id, too
+    context = guarded("spans", trace.get_current_span().get_span_context)
+    # Not `is_recording`: logs of unsampled requests are found by their trace id, too.
+    if context is None or not context.is_valid:
         return {}
     return {"trace_id": trace.format_trace_id(context.trace_id), "span_id": trace.format_span_id(context.span_id)}
 

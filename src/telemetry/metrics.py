@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 from . import names
+from .logs import guarded
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
@@ -339,8 +340,8 @@ def ended(
     if error is not None and outcome in ("failed", "expired", "refused"):
         attributes[names.ERROR_TYPE] = type(error).__qualname__
     if span is None:
-        found.record(seconds, attributes)
+        guarded("metrics", found.record, seconds, attributes)
     else:
         from opentelemetry import trace
 
-        found.record(seconds, attributes, trace.set_span_in_context(span))
+        guarded("metrics", found.record, seconds, attributes, trace.set_span_in_context(span))

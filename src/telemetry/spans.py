@@ -1,4 +1,8 @@
-"""Spans: functions and classes that open and end spans. Calls that are not sampled have no spans."""
+"""Spans: functions and classes that open and end spans. Calls that are not sampled have no spans.
+
+Samplers, span processors, propagators and the spans of other vendors are foreign code, which may raise. So every call
+of OpenTelemetry that may reach them goes through `told`, or starts a span by `_started`.
+"""
 
 import contextvars
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -6,14 +10,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from contextvars import Token
 from functools import cache, partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanContext, SpanKind, Status, StatusCode
 
 from . import names
+from .logs import guarded, shown
 
 if TYPE_CHECKING:
     from opentelemetry.propagators.composite import CompositePropagator
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
 _tracer = trace.get_tracer(names.INSTRUMENTATION, schema_url=names.SCHEMA_URL)
 
 AttributeValue = str | int | float | Sequence[str]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 # Returns the tracer provider of the application; None if the application has none. Each call of a graph asks for the
@@ -34,21 +41,39 @@ AttributeValue = str | int | float | Sequence[str]
 tracer_provider: Callable[[], object] = partial(getattr, trace, "_TRACER_PROVIDER", trace)
 
 
+def told(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Call a method of a span, or another function of OpenTelemetry; return None if it raises, which is logged once."""
+    return guarded("spans", function, *args, **kwargs)
+
+
+def _started(
+    name: str,
+    parent: Context | None = None,
+    attributes: Mapping[str, AttributeValue] | None = None,
+    links: Sequence[Link] = (),
+    kind: SpanKind = SpanKind.INTERNAL,
+) -> Span:
+    """Start a span. If that raises, return a span that records nothing, and keeps the trace together."""
+    span = told(_tracer.start_span, name, parent, kind, attributes, links)
+    return trace.NonRecordingSpan(id_of(trace.get_current_span(parent))) if span is None else span
+
+
+def id_of(span: Span) -> SpanContext:
+    """Return the ids of a span and its trace."""
+    return told(span.get_span_context) or trace.INVALID_SPAN_CONTEXT
+
+
+def is_recorded(span: Span) -> bool:
+    """Whether a span takes attributes and events, because it is sampled and has not ended."""
+    return told(span.is_recording) or False
+
+
 def record_error(span: Span, error: BaseException) -> None:
     """Mark a span as failed, with the type and the text of the error."""
-    span.set_attribute(names.ERROR_TYPE, type(error).__qualname__)
-    span.set_status(Status(StatusCode.ERROR, message_of(error)))
+    told(span.set_attribute, names.ERROR_TYPE, type(error).__qualname__)
+    told(span.set_status, Status(StatusCode.ERROR, shown(error, str)))
     if isinstance(error, Exception):
-        with suppress(Exception):  # the SDK calls its `__str__`, which is user code
-            span.record_exception(error)
-
-
-def message_of(error: BaseException) -> str:
-    """Return the text of an error of the user; if the `__str__` of the error raises, a text that says so."""
-    try:
-        return str(error)
-    except Exception as broken:  # noqa: BLE001 - the user's `__str__`
-        return f"<its str() raises {type(broken).__qualname__}>"
+        guarded("record_exception", span.record_exception, error)  # the SDK calls its `__str__`, which is user code
 
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str] | tuple[bytes, bytes] | tuple[str, bytes]]
@@ -79,7 +104,7 @@ def continue_trace(headers: Headers) -> Generator[None]:
         headers: the headers of the request, in upper or lower case: a mapping, or pairs as in ASGI's
             `scope["headers"]`.
     """
-    token = otel_context.attach(propagate.extract(_carrier(headers), otel_context.get_current()))
+    token = otel_context.attach(_extracted(_carrier(headers), otel_context.get_current()))
     try:
         yield
     finally:
@@ -108,6 +133,11 @@ def continued(call: CallT, headers: Headers) -> CallT:
     return cast(CallT, call._continued(_carrier(headers)))
 
 
+def _extracted(headers: Mapping[str, str], context: Context) -> Context:
+    found = told(propagate.extract, headers, context)
+    return context if found is None else found
+
+
 def _carrier(headers: Headers) -> dict[str, str]:
     """Return headers by their names in lower case; headers of the same name are joined by commas, as in HTTP."""
     carrier: dict[str, str] = {}
@@ -124,7 +154,7 @@ def _text(value: str | bytes) -> str:
 
 def note_on_span(attributes: Mapping[str, AttributeValue]) -> None:
     """Add attributes to the current span."""
-    trace.get_current_span().set_attributes(attributes)
+    told(trace.get_current_span().set_attributes, attributes)
 
 
 # A function that each new worker process calls before its first sampled item, and that can be pickled; None if the
@@ -136,7 +166,7 @@ def outgoing() -> dict[str, str]:
     """Return the headers of the current context, for a worker process; empty if it has neither span nor baggage."""
     headers: dict[str, str] = {}
     if otel_context.get_current():
-        _w3c().inject(headers)
+        told(_w3c().inject, headers)
     return headers
 
 
@@ -151,7 +181,7 @@ def incoming(headers: Mapping[str, str], set_up: Callable[[], None]) -> Generato
     token = otel_context.attach(_w3c().extract(headers))
     try:
         if trace.get_current_span().get_span_context().trace_flags.sampled:
-            set_up()
+            told(set_up)
         yield
     finally:
         otel_context.detach(token)
@@ -231,20 +261,20 @@ def start_run(
     if begins_trace:
         outer = trace.set_span_in_context(INVALID_SPAN)
         if stream is not None:
-            links.append(Link(stream.get_span_context()))
+            links.append(Link(id_of(stream)))
     elif stream is not None:
         outer = trace.set_span_in_context(stream)
     if headers is not None:
-        outer = propagate.extract(headers, otel_context.get_current() if outer is None else outer)
+        outer = _extracted(headers, otel_context.get_current() if outer is None else outer)
         if not is_wanted:
             context.run(otel_context.attach, outer)
             return None, False
     attributes: dict[str, AttributeValue] = {names.GRAPH: graph}
     if item is not None:
         attributes[names.ITEM] = item
-    span = _tracer.start_span(f"{names.RUN} {graph}", outer, attributes=attributes, links=links)
+    span = _started(f"{names.RUN} {graph}", outer, attributes, links)
     context.run(otel_context.attach, trace.set_span_in_context(span, outer))
-    return span, span.is_recording()
+    return span, is_recorded(span)
 
 
 def waited(span: Span | None, attribute: str, since: float) -> None:
@@ -256,7 +286,7 @@ def waited(span: Span | None, attribute: str, since: float) -> None:
         since: when the wait began, in seconds of `perf_counter`.
     """
     if span is not None:
-        span.set_attribute(attribute, perf_counter() - since)
+        told(span.set_attribute, attribute, perf_counter() - since)
 
 
 def end_run(span: Span | None, outcome: str, error: BaseException | None = None) -> None:
@@ -269,18 +299,18 @@ def end_run(span: Span | None, outcome: str, error: BaseException | None = None)
     """
     if span is None:
         return
-    if span.is_recording():
-        span.set_attribute(names.OUTCOME, outcome)
+    if is_recorded(span):
+        told(span.set_attribute, names.OUTCOME, outcome)
         if error is not None and outcome not in ("cancelled", "interrupted"):
             record_error(span, error)
-    span.end()
+    told(span.end)
 
 
 def start_stream(context: contextvars.Context | None) -> Span | None:
     """Start the span of a stream; if a context is given, make the span current in it."""
     if tracer_provider() is None:
         return None
-    span = _tracer.start_span(names.STREAM)
+    span = _started(names.STREAM)
     if context is not None:
         context.run(otel_context.attach, trace.set_span_in_context(span))
     return span
@@ -288,12 +318,12 @@ def start_stream(context: contextvars.Context | None) -> Span | None:
 
 def item_skipped(span: Span | None, graph: str, item: int, error: BaseException | None) -> None:
     """Add an event to the span of a stream: an item was skipped."""
-    if span is not None and span.is_recording():
+    if span is not None and is_recorded(span):
         attributes: dict[str, str | int] = {names.GRAPH: graph, names.ITEM: item}
         if error is not None:
             attributes[names.ERROR_TYPE] = type(error).__qualname__
-            attributes[names.ERROR_MESSAGE] = message_of(error)
-        span.add_event(names.ITEM_SKIPPED, attributes)
+            attributes[names.ERROR_MESSAGE] = shown(error, str)
+        told(span.add_event, names.ITEM_SKIPPED, attributes)
 
 
 def end_stream(
@@ -309,8 +339,9 @@ def end_stream(
         failed: how many of these items failed.
         skipped: how many of the failed items were skipped.
     """
-    if span is not None and span.is_recording():
-        span.set_attributes({names.STREAM_ITEMS: items, names.STREAM_FAILED: failed, names.STREAM_SKIPPED: skipped})
+    if span is not None and is_recorded(span):
+        counts = {names.STREAM_ITEMS: items, names.STREAM_FAILED: failed, names.STREAM_SKIPPED: skipped}
+        told(span.set_attributes, counts)
     end_run(span, outcome, error)
 
 
@@ -409,13 +440,13 @@ class NodeSpan:
             attributes[names.QUEUE_WAIT] = perf_counter() - parent.ready_at.get(step, parent.begun_at)
         self.calls_model = names.REQUEST_MODEL in alike
         kind = SpanKind.CLIENT if self.calls_model else SpanKind.INTERNAL
-        self._span = _tracer.start_span(name, parent.context, kind, attributes)
+        self._span = _started(name, parent.context, attributes, kind=kind)
         self._token: Token[Context] = otel_context.attach(trace.set_span_in_context(self._span))
 
     def returned(self, value: Any) -> None:
         """Add the attributes of a model's result, if the node calls a model."""
         if self.calls_model:
-            self._span.set_attributes(usage_of(value))
+            told(self._span.set_attributes, told(usage_of, value) or {})
 
     def end(self, outcome: str, error: BaseException | None = None) -> None:
         """End the span.
@@ -426,10 +457,10 @@ class NodeSpan:
         """
         otel_context.detach(self._token)
         if outcome != "done":
-            self._span.set_attribute(names.OUTCOME, outcome)
+            told(self._span.set_attribute, names.OUTCOME, outcome)
         if error is not None:
             record_error(self._span, error)
-        self._span.end()
+        told(self._span.end)
 
 
 def present() -> Span:
@@ -448,8 +479,8 @@ def happened(event: str, node: str, error: BaseException | None = None, **more: 
     """
     attributes: dict[str, AttributeValue] = {names.NODE: node, **more}
     if error is not None:
-        attributes |= {names.ERROR_TYPE: type(error).__qualname__, names.ERROR_MESSAGE: message_of(error)}
-    present().add_event(event, attributes)
+        attributes |= {names.ERROR_TYPE: type(error).__qualname__, names.ERROR_MESSAGE: shown(error, str)}
+    told(present().add_event, event, attributes)
 
 
 # Spans of work on a device: batches and single calls, and the compilations and transfers that they wait for.
@@ -487,7 +518,7 @@ def waiting() -> DeviceWait | None:
     if tracer_provider() is None:
         return None
     span = trace.get_current_span()
-    return DeviceWait(span) if span.is_recording() else None
+    return DeviceWait(span) if is_recorded(span) else None
 
 
 def of_step(actor: str, waits: Sequence[DeviceWait], items: int) -> AbstractContextManager[None]:
@@ -498,7 +529,7 @@ def of_step(actor: str, waits: Sequence[DeviceWait], items: int) -> AbstractCont
     A stream may take part in thousands of steps. So the trace of a stream contains no steps, and its span has no links
     to steps.
     """
-    links = [Link(wait.span.get_span_context()) for wait in waits[:MAX_LINKS]]
+    links = [Link(id_of(wait.span)) for wait in waits[:MAX_LINKS]]
     attributes: dict[str, AttributeValue] = {names.NODE: actor, names.BATCH_ITEMS: items}
     root = trace.set_span_in_context(INVALID_SPAN)
     return _around(names.STEP, actor, attributes, root, links)
@@ -524,15 +555,15 @@ class JobSpan:
         if items is not None:
             name = names.BATCH
             attributes[names.BATCH_ITEMS] = items
-            links = [Link(wait.span.get_span_context()) for wait in waits[:MAX_LINKS]]
-        self._span = _tracer.start_span(f"{name} {node}", waits[0].context, attributes=attributes, links=links)
+            links = [Link(id_of(wait.span)) for wait in waits[:MAX_LINKS]]
+        self._span = _started(f"{name} {node}", waits[0].context, attributes, links)
         self.context = trace.set_span_in_context(self._span, waits[0].context)
         self._dispatching_since = self._dispatched_at = perf_counter()
         for wait in waits:
-            if wait.span.is_recording():  # the span of an item that was cancelled meanwhile has ended
-                wait.span.set_attribute(names.DEVICE_WAIT, self._dispatching_since - wait.since)
+            if is_recorded(wait.span):  # the span of an item that was cancelled meanwhile has ended
+                told(wait.span.set_attribute, names.DEVICE_WAIT, self._dispatching_since - wait.since)
                 if items is not None:
-                    wait.span.add_link(self._span.get_span_context())
+                    told(wait.span.add_link, id_of(self._span))
 
     def dispatching(self) -> None:
         """Note that the thread of the device takes the job again, after its program was compiled."""
@@ -546,12 +577,12 @@ class JobSpan:
             tokens: for packed rows, how many tokens of items they have, and how many with padding; None for other jobs.
         """
         self._dispatched_at = perf_counter()
-        self._span.set_attribute(names.DISPATCH_SECONDS, self._dispatched_at - self._dispatching_since)
+        told(self._span.set_attribute, names.DISPATCH_SECONDS, self._dispatched_at - self._dispatching_since)
         if rows is not None:
-            self._span.set_attribute(names.BATCH_ROWS, rows)
+            told(self._span.set_attribute, names.BATCH_ROWS, rows)
         if tokens is not None:
-            self._span.set_attribute(names.BATCH_ITEM_TOKENS, tokens[0])
-            self._span.set_attribute(names.BATCH_TOKENS, tokens[1])
+            counts = {names.BATCH_ITEM_TOKENS: tokens[0], names.BATCH_TOKENS: tokens[1]}
+            told(self._span.set_attributes, counts)
 
     def end(self, error: BaseException | None, *, has_run: bool) -> None:
         """End the span: the result of the job is ready, or the job has failed.
@@ -561,7 +592,7 @@ class JobSpan:
             has_run: whether the job was given to the device; False if all of its callers had left.
         """
         if has_run:
-            self._span.set_attribute(names.DEVICE_SECONDS, perf_counter() - self._dispatched_at)
+            told(self._span.set_attribute, names.DEVICE_SECONDS, perf_counter() - self._dispatched_at)
         end_run(self._span, "failed" if error is not None else "done" if has_run else "cancelled", error)
 
     def transfer(self, size_bytes: int) -> AbstractContextManager[None]:
@@ -588,7 +619,7 @@ def compiling(
         return nullcontext()
     attributes: dict[str, AttributeValue] = {names.NODE: node, names.DEVICE: device, names.ARGUMENTS: describe()}
     first, *others = waiting
-    links = [Link(trace.get_current_span(other).get_span_context()) for other in others[:MAX_LINKS]]
+    links = [Link(id_of(trace.get_current_span(other))) for other in others[:MAX_LINKS]]
     return _around(names.COMPILE, node, attributes, first, links)
 
 
@@ -596,7 +627,7 @@ def compiling(
 def _around(
     kind: str, node: str, attributes: dict[str, AttributeValue], parent: Context, links: Sequence[Link]
 ) -> Generator[None, None, None]:
-    span = _tracer.start_span(f"{kind} {node}", parent, attributes=attributes, links=links)
+    span = _started(f"{kind} {node}", parent, attributes, links)
     token = otel_context.attach(trace.set_span_in_context(span, parent))
     try:
         yield
@@ -605,4 +636,4 @@ def _around(
         raise
     finally:
         otel_context.detach(token)
-        span.end()
+        told(span.end)

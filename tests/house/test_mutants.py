@@ -309,7 +309,7 @@ MORE_MUTANTS = [Mutant(*row) for row in [
      "tests/telemetry/test_logs.py::test_what_an_event_says_itself_stays"),
     ("telemetry/spans.py", "(_text(name).lower(), _text(value))", "(_text(name), _text(value))",
      "tests/telemetry/test_continue_trace.py::test_headers_of_any_form_and_case"),
-    ("telemetry/spans.py", "except Exception as broken:", "except KeyboardInterrupt as broken:",
+    ("telemetry/logs.py", "except BaseException as broken:", "except KeyboardInterrupt as broken:",
      "tests/telemetry/test_spans.py::test_an_error_without_a_text_is_the_one_that_is_raised"),
 ]]  # fmt: skip
 

@@ -14,7 +14,7 @@ from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
     ".": Figures(lines=929, largest_file=483, slots=0, branches=9, broad_excepts=2),
-    "_cli": Figures(lines=396, largest_file=137, slots=0, branches=9, broad_excepts=0),
+    "_cli": Figures(lines=401, largest_file=137, slots=0, branches=9, broad_excepts=0),
     "actors": Figures(lines=7432, largest_file=545, slots=28, branches=38, broad_excepts=29),
     "advice": Figures(lines=785, largest_file=243, slots=0, branches=12, broad_excepts=0),
     "cluster": Figures(lines=1387, largest_file=375, slots=4, branches=13, broad_excepts=8),
@@ -25,7 +25,7 @@ LIMITS = {
     "saving": Figures(lines=1893, largest_file=618, slots=0, branches=20, broad_excepts=2),
     "serving": Figures(lines=1345, largest_file=357, slots=2, branches=18, broad_excepts=1),
     "studio": Figures(lines=3004, largest_file=418, slots=0, branches=13, broad_excepts=1),
-    "telemetry": Figures(lines=3866, largest_file=579, slots=8, branches=15, broad_excepts=3),
+    "telemetry": Figures(lines=3866, largest_file=579, slots=8, branches=15, broad_excepts=4),
     "testing": Figures(lines=522, largest_file=214, slots=1, branches=5, broad_excepts=1),
 }
 

@@ -22,6 +22,10 @@ def negate(x: int) -> int:
     return -x
 
 
+def negate_all(xs: list[int]) -> list[int | Exception]:
+    return [ConnectionError(x) if x < 0 else -x for x in xs]
+
+
 @ps.node(runs_on="process")
 def traced(x: int) -> tuple[int, bool]:
     """Make a span; return the id of this process, and whether the process has set up an SDK."""

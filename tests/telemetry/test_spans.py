@@ -75,7 +75,7 @@ async def test_an_error_without_a_text_is_the_one_that_is_raised(tracing: Tracin
         await engine.run(speechless(1))
     for span in (tracing.one("unprintable"), tracing.one("penstock.run unprintable")):
         assert attributes_of(span)[names.ERROR_TYPE] == "Unprintable"
-        assert span.status.description == "<its str() raises RuntimeError>"
+        assert span.status.description == "<Unprintable whose str() raises RuntimeError>"
     assert await engine.run(speechless(0)) == 0
     assert await values_of(engine.stream((speechless(x) for x in range(3)), on_error="skip")) == [0]
 

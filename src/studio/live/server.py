@@ -192,7 +192,7 @@ class Server:
             except (BlockingIOError, ConnectionAbortedError):
                 continue  # the client has left already
             except OSError as error:  # no free descriptor, or no memory, for now
-                logs.warning("expose.not_accepted", error=repr(error))
+                logs.warning("expose.not_accepted", error=error)
                 _readable(_RETRY_SECONDS, self._woken)
                 continue
             client.setblocking(True)
@@ -261,7 +261,7 @@ def _answered(line: bytes, monitor: Monitor, looker: Looker, pace: "_Pace") -> b
     except ProtocolError as error:
         return refusal(str(error))
     except Exception as error:  # noqa: BLE001 - a look that fails must not end the looks of other clients
-        logs.warning("expose.look_failed", error=repr(error))
+        logs.warning("expose.look_failed", error=error)
         return refusal(f"it could not be looked at: {error!r}")
 
 
