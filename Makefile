@@ -33,7 +33,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo demo-cluster serve complete train-lm train-kills test test-newest run-newest test-long test-timed test-backends prepare-newest soak check check-code check-types check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-chat bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
+.PHONY: help demo demo-cluster serve complete train-lm train-kills test test-newest run-newest test-long test-timed test-devices test-backends prepare-newest soak check check-code check-types check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-chat bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords (ARGS=--studio: on a page)"
@@ -46,6 +46,7 @@ help:
 	@echo "make test         all tests, on every core"
 	@echo "make test-newest  tests of what versions can change, on the newest Python and the newest JAX, in .venv-newest"
 	@echo "make test-long    all of them, those too slow for test, with $(EFFORT) times the random examples and interleavings"
+	@echo "make test-devices  tests of devices on those that are there; what needs several runs on simulated ones"
 	@echo "make test-timed   what only real time can show, one test after the other; the machine should do nothing else"
 	@echo "make test-backends  what Phoenix and MLflow have of a trace, consumers of a broker, and clients of OpenAI, in .backends (1.7 GB)"
 	@echo "make soak         $(MINUTES) minutes of a deployment under load, with faults (MINUTES=…, ARGS=\"--seed …\")"
@@ -164,6 +165,15 @@ test-long: $(VENV)/.dev
 # In one process, since tests that run beside these disturb what they measure.
 test-timed: $(VENV)/.dev
 	$(BIN)/python -m pytest -m timed -n 0 $(PYTEST_ARGS)
+
+# The devices that are there: JAX for a GPU is installed by its owner. One process, and programs beside it, share them.
+# Tests that need several run on eight simulated ones, in processes of their own.
+ONCE := not long and not timed
+test-devices: $(VENV)/.dev
+	$(BIN)/python -c 'import jax; print(*jax.devices(), *jax.devices("cpu"))'
+	PENSTOCK_TEST_DEVICES=there XLA_PYTHON_CLIENT_PREALLOCATE=false $(BIN)/python -m pytest -n 0 \
+		-m "$(ONCE) and not several_devices" tests/devices tests/advice $(PYTEST_ARGS)
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n auto -m "$(ONCE) and several_devices" tests/devices tests/advice $(PYTEST_ARGS)
 
 # Each backend in an environment of its own: they pin what Penstock does not.
 .backends/phoenix/.stamp: BACKEND := arize-phoenix

@@ -1,5 +1,5 @@
 """Tests of advice run on the same simulated devices as the tests of devices."""
 
-from tests.devices.conftest import eight_cpu_devices
+from tests.devices.conftest import devices_have_started
 
-__all__ = ["eight_cpu_devices"]
+__all__ = ["devices_have_started"]

@@ -12,6 +12,7 @@ from penstock.devices.self_check import SelfCheck
 pytest.importorskip("jax")
 
 
+@pytest.mark.several_devices
 def test_every_operation_is_measured_and_its_work_counted_as_documented() -> None:
     found = devices.benchmark("cpu:2", seconds=0.05)
     assert found.platform == "cpu"

@@ -96,6 +96,7 @@ async def test_a_node_without_batch_is_tried_as_if_it_had_one_and_stays_as_it_is
     assert summed.batch_statistics().batches == 0
 
 
+@pytest.mark.several_devices
 async def test_on_a_mesh_sizes_are_multiples_of_its_devices_and_bytes_those_of_each() -> None:
     mesh = devices.DeviceMesh(shape=(4,), axis_names=("data",), device="cpu")
     node = ps.device_node(device=mesh, batch=ps.Batch(64), prefetch=1, in_specs={"x": jax.P("data")})(lambda x: x * 2)

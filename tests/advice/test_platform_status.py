@@ -33,6 +33,7 @@ print("jax" in sys.modules, found.devices, found.default_platform, found.jax_ver
 """
 
 
+@pytest.mark.several_devices
 def test_it_has_the_devices_of_jax() -> None:
     found = devices.status()
     assert found.jax_version == jax.__version__
@@ -50,6 +51,7 @@ def test_it_has_the_devices_of_jax() -> None:
         found.jax_version = "2"
 
 
+@pytest.mark.several_devices
 def test_reading_changes_neither_environment_nor_configuration() -> None:
     environment, configuration = dict(os.environ), dict(jax.config.values)
     devices.status()

@@ -149,6 +149,7 @@ def five_nodes(device_of_fourth: str = "cpu", **policy: Any) -> "ps.Graph[[Any],
     return graph_of(lambda x: fifth(fourth(third(second(first(x))))))
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize("device", ["cpu", "cpu:1"])
 async def test_an_error_in_the_third_of_five_nodes_names_the_third_and_is_forgotten(
     device: str, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +171,7 @@ async def test_an_error_in_the_third_of_five_nodes_names_the_third_and_is_forgot
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.several_devices
 async def test_an_error_that_arrives_a_moment_before_its_input_is_ready_names_the_input(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -241,6 +241,7 @@ def bits(keys: Any) -> Any:
     return jax.random.key_data(keys).astype(jnp.float32)
 
 
+@pytest.mark.several_devices
 async def test_typed_random_keys_are_arguments_and_results_of_a_batch() -> None:
     batch = devices.DeviceBatch(8, buckets=(4, 8))
     node = ps.device_node(device="cpu:3", batch=batch)(lambda key: {"bits": bits(key), "next": jax.random.split(key)})

@@ -166,6 +166,7 @@ split = graph_of(lambda count, size: batches(count, size) >> data.to_device(MESH
 on_one = graph_of(lambda count: batches(count) >> data.to_device("cpu:3"))
 
 
+@pytest.mark.several_devices
 async def test_arrays_arrive_split_over_the_mesh_and_texts_stay() -> None:
     placed = await values_of(engine.stream(split(5, 8)))
     assert [batch["name"] for batch in placed] == [f"batch {number}" for number in range(5)]
@@ -179,6 +180,7 @@ async def test_arrays_arrive_split_over_the_mesh_and_texts_stay() -> None:
     assert alone[1]["x"].sharding == placed[1]["x"].sharding
 
 
+@pytest.mark.several_devices
 async def test_a_placer_places_values_and_streams_without_a_feed() -> None:
     placer = devices.Placer("cpu:3")
     placed = await asyncio.to_thread(placer, {"x": np.ones(2, np.float32), "name": "one"})
@@ -193,6 +195,7 @@ async def test_a_placer_places_values_and_streams_without_a_feed() -> None:
     assert [batch["name"] async for batch in await streamed(2)] == ["batch 0", "batch 1"]
 
 
+@pytest.mark.several_devices
 async def test_streams_of_one_placer_are_placed_one_value_at_a_time() -> None:
     running: list[int] = []
 
@@ -235,6 +238,7 @@ async def test_no_more_batches_are_placed_than_ahead() -> None:
         assert before <= 1 + 3 + 16 + 5
 
 
+@pytest.mark.several_devices
 async def test_a_batch_that_cannot_be_split_and_a_wrong_option_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the batch\['x'\] has 6 elements along axis 0.*no multiple of 4"):
         await values_of(engine.stream(split(2, 6)))

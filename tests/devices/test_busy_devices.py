@@ -464,6 +464,7 @@ async def test_nodes_together_add_no_more_than_one_batch_to_what_the_device_may_
         assert device._held_bytes == 0
 
 
+@pytest.mark.several_devices
 async def test_a_batch_that_is_due_begins_although_another_could_not_begin_on_a_device_that_is_full() -> None:
     full, other = doubling(), doubling(device="cpu:1")
     single = doubling(device="cpu:1", batch=ps.Batch(2, max_wait_seconds=0.05))

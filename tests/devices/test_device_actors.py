@@ -192,6 +192,7 @@ class Flattened:
         return cls(*children)
 
 
+@pytest.mark.several_devices
 async def test_weights_are_put_on_a_mesh_off_the_loop_and_are_not_moved_again() -> None:
     mesh = devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
     host = {"w": np.ones((8, 4), np.float32), "b": Flattened(jnp.arange(4.0)), "scale": 2.0}
@@ -216,6 +217,7 @@ async def test_weights_are_put_on_a_mesh_off_the_loop_and_are_not_moved_again() 
         await devices.actor("cpu").put(np.ones(6), jax.P("data"))
 
 
+@pytest.mark.several_devices
 async def test_a_caller_that_leaves_does_not_wait_for_weights_that_are_put() -> None:
     device, may_go_on = devices.actor("cpu:1"), threading.Event()
     await device.put(1.0)  # opens the device
@@ -290,6 +292,7 @@ async def test_what_is_handed_on_and_donated_without_another_result_is_computed_
             await asyncio.sleep(0.001)
 
 
+@pytest.mark.several_devices
 async def test_a_function_that_was_called_often_takes_nothing_for_what_it_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

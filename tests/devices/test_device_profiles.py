@@ -50,6 +50,7 @@ async def profile_of(calls: Iterable[ps.Call[Any]], **options: Any) -> telemetry
     return profile
 
 
+@pytest.mark.several_devices
 async def test_batches_are_slices_of_their_device_and_tell_their_padding() -> None:
     of = doubling(device="cpu:1", batch=devices.DeviceBatch(4, max_wait_seconds=0.5, buckets=(4,)))
     profile = await profile_of(of(np.full(3, number, np.float32)) for number in range(5))
@@ -106,6 +107,7 @@ async def test_all_items_of_a_batch_wait_for_its_program() -> None:
     assert waited >= 4 * (compiled.ended_seconds - compiled.began_seconds)
 
 
+@pytest.mark.several_devices
 async def test_arrays_that_lie_elsewhere_are_transfers_of_the_node_that_takes_them() -> None:
     made = ps.device_node(device="cpu:0", name="made")(lambda size: jnp.ones(1 << 16) * size)
     used = ps.device_node(device="cpu:1", name="used")(lambda x: x + 1)

@@ -276,6 +276,7 @@ def test_nobody_waits_for_what_was_handed_on_while_more_of_it_comes(device: Devi
     assert others == ["penstock-device-test"] * 2 * MIN_DEPTH
 
 
+@pytest.mark.several_devices
 async def test_the_threads_of_a_device_have_ended_when_their_engine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     work = DispatchThread._wait_for_lent
 

@@ -103,6 +103,7 @@ INITIAL: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize("initial", INITIAL)
 @pytest.mark.parametrize("kind", ["fold", pytest.param("while_loop", marks=pytest.mark.long)])
 async def test_a_loop_writes_over_its_state_and_leaves_that_of_the_caller(kind: str, initial: str) -> None:

@@ -68,11 +68,13 @@ async def interleaved(graphs: list[Any], runs: int) -> None:
                 tasks.create_task(client(number))
 
 
+@pytest.mark.several_devices
 async def test_meshes_may_overlap(effort: int) -> None:
     graphs = [summed_by_hand(MESH), summed_by_the_compiler(HALF), summed_by_hand(ROW), summed_by_the_compiler(MESH)]
     await interleaved(graphs, 250 * effort)
 
 
+@pytest.mark.several_devices
 async def test_results_go_from_mesh_to_mesh_while_others_compute_there(effort: int) -> None:
     specs: dict[str, Any] = {"in_specs": P("data"), "out_specs": P(None, "data"), "pure": False}
     there = ps.device_node(device=ROW, **specs)(lambda x: x - x.mean(0))
@@ -87,6 +89,7 @@ async def test_results_go_from_mesh_to_mesh_while_others_compute_there(effort: i
         )
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize("meshes", [(MESH, MESH), (HALF, ROW)], ids=["one mesh", "two that overlap"])
 def test_two_engines_on_two_event_loops_share_devices(
     meshes: tuple[devices.DeviceMesh, devices.DeviceMesh], effort: int
@@ -180,6 +183,7 @@ def shardings() -> dict[str, Any]:
     }
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize("steps", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 3, 5, 6, 7, 8, 9, 10))])
 def test_an_array_is_the_same_wherever_it_goes(steps: int) -> None:
     there = [*shardings().values()]
@@ -189,6 +193,7 @@ def test_an_array_is_the_same_wherever_it_goes(steps: int) -> None:
         np.testing.assert_array_equal(np.asarray(moved), X)
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize("target", ["one device", "another", "right rows", "right columns", "square", "left columns"])
 def test_nobody_waits_for_an_array_that_is_moved(target: str) -> None:
     there = shardings()

@@ -86,6 +86,7 @@ READERS = {
 }  # fmt: skip
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize("reader", READERS)
 async def test_the_item_that_one_reader_takes_is_all_that_the_program_gives(reader: str) -> None:
     read: Any = READERS[reader]
@@ -112,6 +113,7 @@ async def test_all_that_an_array_takes_for_a_place(kind: str) -> None:
     await same_as_plain_python(taken_from(double, lambda found: on_host(found[KEYS[kind]])), MATRIX)
 
 
+@pytest.mark.several_devices
 async def test_readers_of_several_items_and_of_the_whole() -> None:
     of = taken_from(impure, lambda found: [
         batched(found[0]), on_host(found[0]), on_host({"all": [found[1], found]}["all"][0]),
@@ -160,6 +162,7 @@ async def test_the_result_of_a_region_and_of_an_einsum() -> None:
     await same_as_plain_python(product, MATRIX)
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_under_every_scheduler_in_streams_and_in_services(scheduler: Any) -> None:
     of = taken_from(elsewhere, lambda found: (batched(found[0]), on_host(found[1])))
@@ -272,6 +275,7 @@ async def test_an_effect_comes_once() -> None:
     assert seen == [0]
 
 
+@pytest.mark.several_devices
 async def test_the_item_may_be_donated_and_the_node_may_overwrite_its_argument() -> None:
     overwriting = ps.device_node(device="cpu", donate=True)(lambda x: x + 1)
     into = graph_of(lambda x: overwriting(elsewhere.with_policy(name="first")(x)[0]))
@@ -280,6 +284,7 @@ async def test_the_item_may_be_donated_and_the_node_may_overwrite_its_argument()
     await same_as_plain_python(out_of, MATRIX)
 
 
+@pytest.mark.several_devices
 async def test_nodes_on_meshes_with_specs_and_with_replicas() -> None:
     mesh = devices.DeviceMesh(shape=(2,), axis_names=("data",), device="cpu")
     rows = PartitionSpec("data")
@@ -317,6 +322,7 @@ async def test_what_a_node_gives_is_an_array_before_its_items_are_taken_except_f
     assert not any("batched" in change for change in items_of(of).changes)  # its rows are left to NumPy
 
 
+@pytest.mark.several_devices
 async def test_a_fake_gives_what_it_gives() -> None:
     of = graph_of(lambda x: (double(x)[0], elsewhere(x)[0, 0]))
     await engine.run(of(MATRIX))

@@ -19,6 +19,8 @@ from tests.kit import values_of
 from .gates import Gate
 from .kit import graph_of, resource_of, row
 
+pytestmark = pytest.mark.several_devices
+
 MESH = devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
 P = jax.P
 

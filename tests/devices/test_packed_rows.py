@@ -215,6 +215,7 @@ async def test_a_span_says_how_full_the_rows_are(tracing: Tracing) -> None:
     assert (found[names.BATCH_ITEM_TOKENS], found[names.BATCH_TOKENS]) == (12, 16)
 
 
+@pytest.mark.several_devices
 async def test_the_rows_of_a_batch_are_split_over_a_mesh() -> None:
     mesh = devices.DeviceMesh(shape=(2,), axis_names=("data",), device="cpu")
 

@@ -12,6 +12,7 @@ from tests.devices.processes import command, run
 jax = pytest.importorskip("jax")
 
 
+@pytest.mark.several_devices
 def test_it_shows_the_status(capsys: pytest.CaptureFixture[str]) -> None:
     status, printed, errors = command(capsys, "devices")
     assert (status, errors) == (0, "")

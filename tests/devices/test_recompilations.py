@@ -330,6 +330,7 @@ def test_what_jit_takes_is_taken_with_the_same_result(make: Callable[[], Any], x
                 np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.several_devices
 def test_what_has_the_same_type_for_jax_shares_a_program(cache: CompileCache) -> None:
     node = program(lambda x: x + 1)
     first = compiled(cache, node, np.ones(3, np.float32))

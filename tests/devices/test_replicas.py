@@ -18,6 +18,7 @@ from .kit import graph_of, numbers_of, resource_of, row
 MESH = devices.DeviceMesh(shape=(2,), axis_names=("x",))
 
 
+@pytest.mark.several_devices
 async def test_calls_of_a_node_run_on_all_its_devices_at_once() -> None:
     gate = Gate()
 
@@ -33,6 +34,7 @@ async def test_calls_of_a_node_run_on_all_its_devices_at_once() -> None:
     assert {device.id for result in results for device in result.devices()} == {1, 2, 3, 4}
 
 
+@pytest.mark.several_devices
 async def test_a_call_goes_to_the_device_that_is_free_and_waits_behind_none_that_is_not() -> None:
     gate = Gate()
 
@@ -51,6 +53,7 @@ async def test_a_call_goes_to_the_device_that_is_free_and_waits_behind_none_that
     assert all(busy not in result.devices() for result in results)
 
 
+@pytest.mark.several_devices
 async def test_each_replica_takes_batches_of_its_own() -> None:
     gate = Gate()
     of = gated(gate, replicas=3, prefetch=1, batch=ps.Batch(4))
@@ -62,6 +65,7 @@ async def test_each_replica_takes_batches_of_its_own() -> None:
     assert [float(call.result()) for call in calls] == [*range(16)]
 
 
+@pytest.mark.several_devices
 async def test_with_room_for_more_each_device_gets_one_before_any_gets_two() -> None:
     gate = Gate()
     of = gated(gate, replicas=4, prefetch=2, batch=ps.Batch(2))
@@ -72,6 +76,7 @@ async def test_with_room_for_more_each_device_gets_one_before_any_gets_two() -> 
     assert [float(call.result()) for call in calls] == [*range(8)]
 
 
+@pytest.mark.several_devices
 async def test_parameters_are_placed_on_each_device_and_reloaded_there() -> None:
     version = 1.0
     weights = resource_of(lambda: {"w": np.full(3, version, np.float32)})
@@ -87,6 +92,7 @@ async def test_parameters_are_placed_on_each_device_and_reloaded_there() -> None
     assert (statistics.programs, statistics.transfers, statistics.recompilations) == (3, 0, ())
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize("batch", [None, ps.Batch(4), ps.Batch(4, max_wait_seconds=0.002)])
 async def test_many_calls_and_cancels_leave_nothing_behind(batch: ps.Batch | None) -> None:
     node = ps.device_node(device="cpu", replicas=4, batch=batch)(lambda x: jnp.sin(x).sum())
@@ -105,6 +111,7 @@ async def test_many_calls_and_cancels_leave_nothing_behind(batch: ps.Batch | Non
             np.testing.assert_allclose(np.asarray(call.result()), expected, rtol=1e-4)
 
 
+@pytest.mark.several_devices
 async def test_more_replicas_than_devices_are_an_error_that_lists_these() -> None:
     node = ps.device_node(device="cpu:5", replicas=4)(lambda x: x)
     with pytest.raises(ps.DeviceError, match=r"replicas=4 needs 4 devices from cpu:5 on, and there are 3: .*\"cpu:7\""):

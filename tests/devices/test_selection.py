@@ -23,11 +23,13 @@ def test_auto_is_the_first_device_of_the_best_platform() -> None:
     assert devices.select() == devices.select("auto") == jax.devices()[0]
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize(("name", "index"), [("cpu", 0), ("cpu:0", 0), ("cpu:7", 7), ("CPU:3", 3)])
 def test_a_name_is_a_platform_and_a_number(name: str, index: int) -> None:
     assert devices.select(name) == cpus()[index]
 
 
+@pytest.mark.several_devices
 def test_devices_and_meshes_of_jax_are_returned_as_they_are_and_a_device_mesh_is_resolved() -> None:
     assert devices.select(cpus()[5]) is cpus()[5]
     mesh = jax.sharding.Mesh(np.array(cpus()[:2]), ("data",))
@@ -36,6 +38,7 @@ def test_devices_and_meshes_of_jax_are_returned_as_they_are_and_a_device_mesh_is
     assert list(mesh.devices) == cpus()[:2]
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize(
     "name", ["gpu", "gpu:0", "cuda:1", "rocm", "tpu", "abacus", "", "cpu:8", "cpu:-1", "cpu:", "cpu:x"]
 )
@@ -72,6 +75,7 @@ def mesh(shape, names, **options) -> devices.DeviceMesh:
     return devices.DeviceMesh(shape=shape, axis_names=names, device="cpu", **options)
 
 
+@pytest.mark.several_devices
 def test_it_resolves_to_a_mesh_of_jax_with_auto_axes() -> None:
     resolved = mesh((4, 2), ("data", "model")).resolve()
     assert dict(resolved.shape) == {"data": 4, "model": 2}
@@ -91,6 +95,7 @@ def test_it_is_a_value() -> None:
         one.shape = (1, 1)
 
 
+@pytest.mark.several_devices
 def test_too_few_devices_are_listed_with_the_remedy() -> None:
     with pytest.raises(ps.DeviceError) as caught:
         mesh((8, 2), ("data", "model")).resolve()
@@ -148,6 +153,7 @@ def defaults() -> Iterator[None]:
     ps.set_execution_options()
 
 
+@pytest.mark.several_devices
 async def test_every_level_says_where_a_node_without_a_device_runs() -> None:
     async def found(**options: Any) -> int:
         return await own.run(where(X), **options)
@@ -165,6 +171,7 @@ async def test_every_level_says_where_a_node_without_a_device_runs() -> None:
         assert await found() == 2
 
 
+@pytest.mark.several_devices
 async def test_runs_streams_and_deployments_take_it() -> None:
     @ps.node
     async def twice(x: jax.Array) -> AsyncIterator[int]:
@@ -183,6 +190,7 @@ async def test_runs_streams_and_deployments_take_it() -> None:
             await service.run(where(X), device_strategy="cpu:4")
 
 
+@pytest.mark.several_devices
 async def test_a_device_of_its_own_stays_and_copies_follow_the_strategy() -> None:
     copied = ps.device_node(replicas=2)(lambda x: x + 1)
     of = graph_of(lambda x: [place(on_five(anywhere(x))), place(copied(x))])
@@ -193,6 +201,7 @@ async def test_a_device_of_its_own_stays_and_copies_follow_the_strategy() -> Non
         await engine.run(of(X), device_strategy="cpu:7")
 
 
+@pytest.mark.several_devices
 async def test_what_is_compiled_before_the_first_call_is_compiled_for_it() -> None:
     node = ps.device_node(sample_input=(X,))(lambda x: x - 1)
 

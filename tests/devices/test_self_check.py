@@ -48,6 +48,7 @@ def test_wrong_values_are_refused_with_the_remedy(wrong) -> None:
     assert not check.check(jax.devices("cpu")[0]).passed
 
 
+@pytest.mark.several_devices
 def test_the_check_runs_once_for_all_threads_and_devices_of_a_kind() -> None:
     calls = []
     together = threading.Barrier(8)
@@ -67,6 +68,7 @@ def test_the_check_runs_once_for_all_threads_and_devices_of_a_kind() -> None:
     assert len(calls) == 1
 
 
+@pytest.mark.several_devices
 def test_it_is_not_disturbed_by_what_the_thread_is_in() -> None:
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices("cpu"))
     device = jax.devices("cpu")[3]

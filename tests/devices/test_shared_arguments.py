@@ -179,6 +179,7 @@ async def test_a_shared_argument_of_one_member_is_shared_in_a_region() -> None:
     assert [one.statistics().real_elements for one in logs_of(halved)] == [len(IDS)]
 
 
+@pytest.mark.several_devices
 async def test_the_spec_of_a_shared_argument_has_no_axis_for_the_batch() -> None:
     mesh = ps.devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
     specs = {"w": P(None, "model"), "x": P("data")}

@@ -113,6 +113,7 @@ async def test_what_one_stage_builds_goes_to_the_next_as_it_is() -> None:
     assert await gives_the_same_apart(feed())
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize(
     ("graph", "reason"),
     [

@@ -48,6 +48,7 @@ def same(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize("device", ["cpu", MESH], ids=["one", "mesh"])
 @given(
     rows=st.sampled_from([0, 1, 13, 20]),
@@ -89,6 +90,7 @@ async def test_chunks_are_calls_of_one_program_however_many_rows_there_are() -> 
     assert node.compile_statistics().programs == 1
 
 
+@pytest.mark.several_devices
 async def test_rows_are_split_over_a_mesh_and_the_rest_of_a_chunk_is_padded() -> None:
     seen: list[Any] = []
 
