@@ -367,6 +367,7 @@ def invoking(run: Run, streams: Sequence[int] = ()) -> "Invoke":
             worker.attempt = 1  # reset here, because a node without a policy does not set it
             return value
         finally:
+            value = None  # breaks a cycle: errors in it may refer to this stack frame
             for reader in readers:
                 reader.buffer.read_by = None
                 reader.leave()
@@ -467,10 +468,12 @@ def _resume(work: "CoroutineType[Any, Any, Any]", waits_for: Any) -> Generator[A
             work.close()
             raise
         except BaseException as error:  # noqa: BLE001 - passed on to the coroutine
+            waits_for = None  # breaks a cycle, as in `watched`
             try:
                 waits_for = work.throw(error)
             except StopIteration as stop:
                 return stop.value
+    waits_for = None
     return (yield from cast("Generator[Any, Any, Any]", work))
 
 

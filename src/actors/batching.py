@@ -488,6 +488,8 @@ class Batcher(Actor[T, U]):
             self._queue.returned(len(batch))
         self._start(batches)
         self._settle(batch, results)
+        # Breaks cycles: an error of these refers to this stack frame.
+        del batch, results, work  # pyright: ignore[reportPossiblyUnboundVariable] - a batch has an item
 
     def _fetch(self, batches: asyncio.TaskGroup) -> None:
         """Add works that have come to the inbox meanwhile to the queue."""
@@ -569,6 +571,7 @@ class ThreadBatcher(Batcher[T, U]):
                     self._free += 1
                 self._start(batches)
                 self._settle(ended, results)
+                del ended, results  # breaks a cycle
         finally:
             if share is not None:
                 share.give_back()
@@ -627,11 +630,13 @@ class ThreadBatcher(Batcher[T, U]):
                 with self._lock:
                     self._queue.returned(len(batch))
             following = self._following(ended)
-            if not following:
-                return batch, results
-            self._threads_of().post(self._returned, batch, results)
-            batch = following
-            del results
+            try:
+                if not following:
+                    return batch, results
+                self._threads_of().post(self._returned, batch, results)
+            finally:
+                batch = following
+                del results  # also breaks a cycle: an error in it refers to this stack frame
 
     def _following(self, now: float) -> list[Request[T, U]]:
         """Take the next batch for the same thread; empty if no batch is due, or another job waits for a thread."""

@@ -216,6 +216,8 @@ def watched(tell: Callable[[float], object], work: "CoroutineType[Any, Any, Any]
             raise
         except BaseException as thrown:  # noqa: BLE001 - handed on
             error = thrown
+        finally:
+            waits_for = None  # breaks a cycle: an error in it refers to this stack frame
 
 
 LEFT_OUT.add(watched.__code__)

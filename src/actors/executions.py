@@ -99,12 +99,14 @@ class InThread(Bound):
         if is_ahead:
             actor.begins_to_wait(attempt._frame)
         timed = None
+        result: asyncio.Future[Any] | None
         if sampler is not None:
             timed = sampler.in_thread(actor.fn, is_free=pool.has_free_thread and not is_ahead)
         try:
             result = call_in_thread(pool, member, timed or actor.fn, attempt.args, attempt.kwargs, slots)
             value = await (result if actor.policy.discard is None else _or_discarded(result, attempt))
         finally:
+            result = None  # breaks a cycle: an error in it refers to this stack frame
             if timed is not None:
                 timed.came_back()
             if slots is not None:
@@ -127,6 +129,8 @@ async def _or_discarded(result: "asyncio.Future[Any]", attempt: Attempt) -> Any:
     except asyncio.CancelledError:
         result.add_done_callback(returned_late)
         raise
+    finally:
+        del result  # breaks a cycle
 
 
 async def take_thread(worker: "Member") -> None:

@@ -430,17 +430,27 @@ class Frame:
         """Return the result, or raise the error of the frame."""
         if self.state == "done":
             return self.result
-        if self.error is not None:
+        error = self.tell_error()
+        if error is not None:
             try:
-                raise self.error
+                raise error
             finally:
-                # The traceback of the error refers to this call, and so to this frame; the frame must not refer to the
-                # error, or it would keep itself alive. While handlers unwind, the error is still needed: the outcome is
-                # counted after them.
-                self._was_told = True
-                if not self.unwinding:
-                    self.error = None
+                del error  # breaks a cycle: its traceback refers to this stack frame
         raise asyncio.CancelledError(f"item {self.item} of graph {self.layout.name!r} was cancelled")
+
+    def tell_error(self) -> BaseException | None:
+        """Return the error, for the code that waits for the outcome; None without an error, or if it was told before.
+
+        The traceback of the error refers to stack frames of handlers and of the engine, and so to this frame, which
+        must not refer to the error: else the item would live until the garbage collector runs. While handlers unwind,
+        the frame keeps the error, because the outcome is counted after them.
+        """
+        error = self.error
+        if error is not None:
+            self._was_told = True
+            if not self.unwinding:
+                self.error = None
+        return error
 
     def leave(self) -> None:
         """Note that a worker that was in this frame when it ended has unwound."""

@@ -166,6 +166,7 @@ class ProcessPool(ThreadOwner):
             if not future.done() or future.cancelled():
                 self._cancel(call)
             self._futures.discard(future)
+            del call, future  # breaks a cycle: an error of the call refers to this stack frame
 
     def statistics(self) -> ProcessPoolStatistics:
         """Return a snapshot; callable from any thread."""

@@ -163,6 +163,7 @@ class StreamBuffer(Generic[T]):
         on_abandoned, self.on_abandoned = self.on_abandoned, None
         if on_abandoned is not None:
             on_abandoned()
+        self.error = None  # breaks a cycle: its traceback may refer to this buffer
 
     def _wake_reader(self) -> None:
         if self.waiter is not None and not self.waiter.done():

@@ -225,8 +225,13 @@ class _Bodies(Listener):
             self._parent.body_ended(self.stop)
             current.source.reset(token)
             await self._unwound()
-        if self._error is not None:
-            raise self._error
+        error = self._error
+        if error is not None:
+            self._error = None
+            try:
+                raise error
+            finally:
+                del error  # breaks a cycle, as in `Frame.tell_error`
         if self._stopped:  # the frame around the bodies has ended, and a cancellation of this task is on its way
             raise asyncio.CancelledError
 
@@ -297,6 +302,7 @@ class _ListMap(_Bodies):
     def _outcomes(self) -> list[Any]:
         """Return the results of a `map_each` where the error of an item does not end the other items."""
         failed, on_error = self._failed, self._on_error
+        self._failed = {}
         results: list[Any] = []
         for index, result in enumerate(self._results):
             if index in failed:
@@ -323,8 +329,10 @@ class _ListMap(_Bodies):
             assert self._actor is not None  # only a `map_each` goes on after an error
             self._actor.failed += 1
             self._failed[index] = frame.error
+            frame.tell_error()
         elif self._error is None and frame.error is not None:
             self._error = self._with_loss(frame.error)
+            frame.tell_error()
             self.stop()
         if frame.settled:
             self.frame_settled(frame)
@@ -418,6 +426,7 @@ class _Fold(_Bodies):
                 self._skip(frame)
             else:
                 self._error = self._with_loss(frame.error)
+            frame.tell_error()
         if frame.settled:
             self.frame_settled(frame)
 

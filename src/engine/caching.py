@@ -192,9 +192,12 @@ class CacheSite(Bound):
             else:
                 self._joined += 1
                 flight.refuse_if_endless(frame, self.node)
-            value = await flight.result(frame)
-            if not flight.was_given_up:
-                return value, how
+            try:
+                value = await flight.result(frame)
+                if not flight.was_given_up:
+                    return value, how
+            finally:
+                del flight
 
     def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
         cache, shared = self._cache, self._shared
@@ -267,8 +270,14 @@ class Flight(Listener):
             if not self._waiters and frame.state == "running":
                 frame.cancel()
                 await self.unwound()
-        if self._error is not None:
-            raise self._error
+        error = self._error
+        if not self._waiters:
+            self._error = None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, self  # breaks cycles, as in `Frame.tell_error`
         return frame.result
 
     def give_up(self) -> None:
@@ -298,8 +307,8 @@ class Flight(Listener):
             except Exception as error:  # noqa: BLE001 - user code, such as `size=`: the waiting calls get the error
                 self._error = error
         else:
-            self._error = frame.error
-            hand_over(frame.error)
+            self._error = frame.tell_error()
+            hand_over(self._error)
         self._group.close()
 
     async def unwound(self) -> None:

@@ -309,6 +309,7 @@ class StreamingCall(OpenStream, Listener):
         if self.events is not None:
             self.events.end()
         self._where.runtime.stream_closed(self)
+        self._frame.listener, self._frame.on_result_stream = Listener(), None  # breaks cycles
         self._over.set()
 
     async def _live(self) -> None:

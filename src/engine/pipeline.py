@@ -677,11 +677,11 @@ class CallsStream(OwnStream[Pipeline, T_co, Tag_co]):
         """Iterate over one `Outcome` for each item. The error of an item is in its outcome, and is not raised."""
         pipeline = self._start()
         while not self._closed and (frame := pipeline.window.take() or await self._next()) is not None:
-            error = frame.error
+            error = frame.tell_error()
             # KeyboardInterrupt or SystemExit, not the error of an item
             if error is not None and not isinstance(error, Exception):
                 await self.aclose()
-                frame.outcome()
+                raise error
             else:
                 outcome: ItemOutcome[T_co, Tag_co] = ItemOutcome(frame.item, frame.result, error)
                 if pipeline.tags:
@@ -696,8 +696,10 @@ class CallsStream(OwnStream[Pipeline, T_co, Tag_co]):
         """
         frame = await self._next(takes=False)
         if frame is not None and frame.state != "done" and self._options.on_error == "raise":
-            await self.aclose()
-            frame.outcome()
+            try:
+                frame.outcome()
+            finally:
+                await self.aclose()
 
     async def drain(self, timeout_seconds: float | None = None) -> int:
         """Take no more calls from the source, and wait until the calls in flight have ended; see `Stream`."""

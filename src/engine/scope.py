@@ -377,6 +377,7 @@ class Scope:
             try:
                 await self.engine.resources.release(self)
             finally:
+                self.on_failed = None  # breaks a cycle with the run of this scope
                 await self.engine.scope_closed()
 
     async def _workers_ended(self) -> None:

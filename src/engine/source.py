@@ -149,6 +149,7 @@ class ReorderWindow(Listener):
         """Forget the items that were not taken; the stream is closed."""
         for frame in self.frames.values():
             frame.drop_unread()
+            frame.tell_error()
         self.frames.clear()
         if self._completion_order is not None:
             self._completion_order.clear()
