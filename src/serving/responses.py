@@ -1,7 +1,7 @@
 """Responses, OpenAI's other protocol: its requests become requests of a chat, and its answers have all events."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, NotRequired, cast
 from uuid import uuid4
 
@@ -15,6 +15,7 @@ from .protocol import KEPT, APIError, Base, ChatRequest, Count, Part, Request, T
 _STATEFUL: Final = ("previous_response_id", "conversation", "background")
 _ALIKE: Final = (  # fields that a chat has as well
     "model", "stream", "user", "temperature", "top_p", "parallel_tool_calls", "max_completion_tokens", "top_logprobs",
+    "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias",
 )  # fmt: skip
 _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 # For each kind of item: the prefix of its id, the name of its events, and its part.
@@ -60,6 +61,12 @@ class ResponsesRequest(Request):
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     background: bool | None = None
+    include: list[Text] | None = None
+
+    @property
+    def _wants_scores(self) -> bool | None:
+        """Whether the tokens come with log probabilities: True, or None for the field of a chat that is left out."""
+        return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ()) or None
 
     def _chat(self) -> ChatRequest:
         """Return the request as a request of a chat.
@@ -81,6 +88,7 @@ class ResponsesRequest(Request):
         body = {key: value for key, value in self.body.items() if key in _ALIKE or key not in type(self).model_fields}
         body |= {
             "messages": _messages(self.instructions, self.input), "max_tokens": self.max_output_tokens,
+            "logprobs": self._wants_scores,
             "response_format": form or None, "reasoning_effort": (self.reasoning or {}).get("effort"),
             "tools": tools or None, "tool_choice": choice if tools else None,
         }  # fmt: skip
@@ -117,7 +125,8 @@ def _messages(instructions: str | None, given: str | list[Item]) -> list[dict[st
                 call = {"id": item.get("call_id"), "type": "function", "function": function}
                 message = {"content": None, **message, "tool_calls": [*message.get("tool_calls", ()), call]}
             if thought and message["role"] == "assistant":
-                message["reasoning"], thought = thought, ""
+                message["reasoning"] = message["reasoning_content"] = thought
+                thought = ""
             found.append(message)
         else:
             raise APIError(400, f"input[{place}]: items of type {kind!r} are not served", f"input[{place}]")
@@ -208,14 +217,16 @@ class Response(Answer):
         for kind, text in (("reasoning", delta.reasoning), ("message", delta.text)):
             if text:
                 fields: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
-                yield from self._said(kind, kind, text, {"content": [], **fields})
+                yield from self._said(kind, kind, text, {"content": [], **fields}, delta.log_probabilities)
         for call in delta.tool_calls:
             known = self._calls[call["index"]]
             function: dict[str, str] = call.get("function") or {}
             fields = {"call_id": known["id"], "name": known["function"]["name"], "arguments": ""}
             yield from self._said("function_call", call["index"], function.get("arguments") or "", fields)
 
-    def _said(self, kind: str, key: str | int, text: str, fields: dict[str, Any]) -> Iterator[bytes]:
+    def _said(
+        self, kind: str, key: str | int, text: str, fields: dict[str, Any], scores: Sequence[Any] = ()
+    ) -> Iterator[bytes]:
         """Yield the events for more text of an item; a new item begins, and ends the other open texts."""
         if key not in self._open:
             yield from self._closed([other for other in self._open if isinstance(other, str)])
@@ -227,7 +238,10 @@ class Response(Answer):
         if text:
             one = self._open[key]
             one.texts.append(text)
-            yield self._event(f"{one.event}.delta", **one.where, **one.more, delta=text)
+            for told in one.more.values():
+                told += scores
+            more = dict.fromkeys(one.more, scores)
+            yield self._event(f"{one.event}.delta", **one.where, **more, delta=text)
 
     def _closed(self, keys: Iterable[str | int]) -> Iterator[bytes]:
         for key in [*keys]:
@@ -240,7 +254,7 @@ class Response(Answer):
             item["arguments"] = text
             yield self._event(f"{one.event}.done", **one.where, arguments=text, name=item["name"])
         else:
-            part = {**one.part, "text": text}
+            part = {**one.part, **one.more, "text": text}
             item["content"] = [part]
             yield self._event(f"{one.event}.done", **one.where, **one.more, text=text)
             yield self._event("response.content_part.done", **one.where, part=part)

@@ -185,6 +185,47 @@ async def test_a_server_of_chats_answers_responses() -> None:
     assert server.bodies[0]["messages"] == [{"role": "user", "content": "hi"}]
 
 
+async def test_fields_that_a_chat_has_as_well_reach_the_server() -> None:
+    server = ModelServer()
+    fields = {
+        "seed": 5, "stop": ["lies"], "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {"28": 5.0},
+        "temperature": 0.5, "top_p": 0.5, "top_k": 3,
+    }  # fmt: skip
+    async with (
+        server.listening() as url,
+        asking({"small": serving.upstream(url)}) as http,
+        client(http.base_url) as ask,
+    ):
+        await ask.responses.create(model="small", input="hi", extra_body=fields)
+        await ask.responses.create(model="small", input="hi", top_logprobs=2)
+        await ask.responses.create(model="small", input="hi", include=["message.output_text.logprobs"])
+    plain, scored, included = server.bodies
+    assert {name: plain.get(name) for name in fields} == fields
+    assert "logprobs" not in plain
+    assert (scored["logprobs"], scored["top_logprobs"], included["logprobs"]) == (True, 2, True)
+    assert "include" not in included
+
+
+async def test_log_probabilities_come_with_their_text() -> None:
+    scores = [{"token": word, "logprob": -0.5, "bytes": [*word.encode()], "top_logprobs": []} for word in ("a", "b")]
+
+    @ps.node
+    async def scored(messages: Messages, request: serving.Request) -> AsyncIterator[serving.Delta]:
+        assert request.body["logprobs"]
+        yield serving.Delta(reasoning="hm")
+        for score in scores:
+            yield serving.Delta(str(score["token"]), log_probabilities=[score])
+
+    asked: dict[str, Any] = {"model": "scored", "input": "hi", "top_logprobs": 0}
+    async with asking({"scored": scored}) as http, client(http.base_url) as ask:
+        whole = await ask.responses.create(**asked)
+        events = [event async for event in await ask.responses.create(**asked, stream=True)]
+    told = [event.logprobs for event in events if event.type == "response.output_text.delta"]
+    assert [[score.token for score in each] for each in told] == [["a"], ["b"]]
+    for response in (whole, events[-1].response):
+        assert [score.to_dict() for score in response.output[-1].content[0].logprobs] == scores
+
+
 async def test_embeddings_in_both_forms_and_of_a_server() -> None:
     async with asking({"length": length, "thinker": thinker}) as http, client(http.base_url) as ask:
         # By default, the client asks for base64.
