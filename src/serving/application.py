@@ -27,7 +27,7 @@ from .measures import MALFORMED, measured
 from .protocol import NAME, APIError, Base, ChatRequest, CompletionRequest, EmbeddingsRequest, Request, error_of, parsed
 from .responses import Response as ResponsesAnswer
 from .responses import ResponsesRequest
-from .upstreams import Upstream
+from .upstreams import Upstream, asks_upstreams
 
 # The name of the API key of the request that is handled now, for a deployment whose graph takes only messages.
 _caller: ContextVar[str | None] = ContextVar("penstock_serving_caller", default=None)
@@ -57,7 +57,7 @@ class _Model:
 
     def __init__(self, name: str, given: Any) -> None:
         self.name = name
-        self.is_upstream = isinstance(given, Upstream)
+        self.is_upstream = asks_upstreams(given)
         self.service: Any = cast("Any", given) if isinstance(given, engine.Service) else None
         made: Any = cast("Any", given) if self.service is None else self.service.graphs[0]
         made = given.chat if isinstance(given, Upstream) else made

@@ -220,14 +220,8 @@ class ChatRequest(Request):
     audio: dict[str, Any] | None = None
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Return the messages; the reasoning of a model comes under one of two names, and goes on under both."""
-        messages = cast("list[dict[str, Any]]", self.messages)
-        for message in messages:
-            message.setdefault("content", None)  # so that a graph can always read the key
-            thought = message.get("reasoning") or message.get("reasoning_content")
-            if thought:
-                message["reasoning"] = message["reasoning_content"] = thought
-        return messages
+        """Return the messages; the reasoning of a model comes under one of two names, and is there under both."""
+        return [completed(message) for message in cast("list[dict[str, Any]]", self.messages)]
 
     def _changes(self) -> Iterator[tuple[str, Any, bool]]:
         """Yield the fields that change the answer."""
@@ -241,6 +235,14 @@ class ChatRequest(Request):
             content = message.get("content")
             for place, part in enumerate(content if isinstance(content, list) else ()):
                 yield f"messages[{number}].content[{place}]", part["type"] not in ("text", "refusal"), True
+
+
+def completed(message: dict[str, Any]) -> dict[str, Any]:
+    """Add the keys that a graph may read to a message that has come, and return the message."""
+    message.setdefault("content", None)
+    if thought := message.get("reasoning") or message.get("reasoning_content"):
+        message["reasoning"] = message["reasoning_content"] = thought
+    return message
 
 
 class CompletionRequest(Request):

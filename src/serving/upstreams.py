@@ -18,7 +18,7 @@ from .. import Node, current, node
 from .._errors import OptionsError, UnknownItemError, retry_after_header
 from ..actors.accepted import NOT_NEGATIVE, POSITIVE, check, whole
 from .answers import Delta, Passed, as_json
-from .protocol import APIError, Base, ChatRequest, Request, UpstreamError
+from .protocol import APIError, Base, ChatRequest, Request, UpstreamError, completed
 from .reading import parts_of
 
 _NOTES: Final = 10_000  # prefixes, and calls without an answer, that are remembered; some 200 bytes each
@@ -268,6 +268,14 @@ def _note(notes: OrderedDict[Any, Any], key: Hashable, value: object) -> None:
         notes.popitem(last=False)
 
 
+def asks_upstreams(model: Any) -> bool:
+    """Whether a model is an upstream, or its node with a policy by which no other code can answer."""
+    if not isinstance(model, Node):
+        return isinstance(model, Upstream)
+    is_alone = model.policy.failover is None or asks_upstreams(model.policy.failover)
+    return isinstance(model.bound_to, Upstream) and model.policy.fallback is None and is_alone
+
+
 async def _send(client: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
     """Send a request; once again if a connection that had been idle is closed at once.
 
@@ -291,14 +299,17 @@ async def _send(client: httpx.AsyncHTTPTransport, request: httpx.Request) -> htt
 
 
 def _passed_on(messages: Messages, request: Base | None, model: str | None) -> tuple[str, bytes]:
-    """Return the path and the body for an upstream: as it came, with the messages, the name, and the tokens counted."""
+    """Return the path and the body for an upstream: as it came, with the graph's messages and the model's name."""
     if request is None:
         request = ChatRequest.model_construct(model=model or "", stream=True)
         body: dict[str, Any] = {"messages": messages, "stream": True}
     else:
         body = request.body
         if isinstance(request, ChatRequest):
-            body["messages"] = messages
+            # What the graph has passed on goes on as it came, without the keys that only graphs need.
+            came = {id(one): raw for one, raw in zip(request.messages, body["messages"], strict=False)}
+            pairs = ((one, came.get(id(one), one)) for one in messages)
+            body["messages"] = [raw if completed({**raw}) == one else one for one, raw in pairs]
     body["model"] = model or request.model
     if getattr(request, "stream", None):
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}

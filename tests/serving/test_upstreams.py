@@ -44,6 +44,64 @@ async def test_a_server_is_a_model_and_its_bytes_go_on_with_another_name() -> No
     assert {one["authorization"] for one in server.headers} == {"Bearer sk-up"}
 
 
+async def test_an_upstream_with_a_policy_honours_what_the_upstream_honours() -> None:
+    @ps.node
+    async def local(messages: Messages, request: serving.Request) -> AsyncIterator[serving.Delta]:
+        yield serving.Delta("one answer")
+
+    bad, good = ModelServer("fails"), ModelServer()
+    async with bad.listening() as one, good.listening() as two:
+        first, second = serving.upstream(one), serving.upstream(two)
+        again = ps.Retry(2, retry_on=serving.UpstreamError, backoff_seconds=0)
+        safe = first.chat.with_policy(retry=again, failover=second.chat.with_policy(hedge=ps.Hedge(after_seconds=5)))
+        models = {
+            "safe": safe, "plain": second.chat, "here": first.chat.with_policy(failover=local),
+            "text": first.chat.with_policy(fallback=lambda error: "sorry"),
+        }  # fmt: skip
+        said: dict[str, Any] = {"messages": ASKED}
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("chat/completions", {**said, "n": 2}), ("chat/completions", {**said, "n": 2, "stream": True}),
+            ("completions", {"prompt": ["a", "b"]}), ("completions", {"prompt": "a", "logprobs": 2}),
+            ("embeddings", {"input": "a"}),
+        ]  # fmt: skip
+        async with asking(models, parts=[second]) as http:
+            for model, status in (("plain", 200), ("safe", 200), ("here", 400), ("text", 400)):
+                for path, body in asked:
+                    answer = await http.post(f"/v1/{path}", json={"model": model, **body})
+                    assert answer.status_code == status, (model, path, body, answer.text)
+
+
+async def test_messages_that_a_graph_passes_on_reach_the_server_as_they_came() -> None:
+    server = ModelServer()
+    call = {"function": {"name": "f", "arguments": "{}"}, "type": "function", "id": "1"}
+    messages: Messages = [
+        {"role": "user"}, {"role": "user", "content": None}, {"role": "assistant", "tool_calls": [call]},
+        {"role": "assistant", "content": "x", "reasoning_content": "why"}, {"role": "user", "content": "hi", "x": 1},
+    ]  # fmt: skip
+    async with server.listening() as url:
+        small = serving.upstream(url)
+
+        @ps.node
+        async def with_facts(messages: Messages) -> Messages:
+            assert messages[0]["content"] is None
+            messages[-1]["content"] = "changed"
+            messages.insert(1, {"role": "system", "content": "fact"})
+            return messages
+
+        @ps.graph
+        async def rag(messages: Messages, request: serving.Request) -> AsyncIterator[serving.Delta]:
+            return small.chat(await with_facts(messages), request)
+
+        models = {"direct": small, "safe": small.chat.with_policy(retry=ps.Retry(2)), "rag": rag}
+        async with asking(models, parts=[small]) as http:
+            for model in models:
+                assert (await chat(http, model, messages)).status_code == 200
+    direct, safe, changed = (json.dumps(body["messages"]) for body in server.bodies)
+    assert direct == safe == json.dumps(messages)
+    last = {"role": "user", "content": "changed", "x": 1}
+    assert json.loads(changed) == [messages[0], {"role": "system", "content": "fact"}, *messages[1:4], last]
+
+
 async def test_a_graph_in_front_changes_the_messages_and_reads_the_parts() -> None:
     server = ModelServer()
     async with server.listening() as url:
