@@ -33,7 +33,7 @@ from .execution import (
     outside_call_ended,
     undo_cut,
 )
-from .frame import Frame, MemberTask, foreign_cancel
+from .frame import Frame, MemberTask, Part, foreign_cancel, values_read
 from .loop_host import GatedAttempt
 from .policy import Policy, Retry
 from .threads import Job
@@ -163,17 +163,17 @@ def noting_results(run: Run) -> Run:
     return noting
 
 
-def reading(invoke: "Invoke", slots: Sequence[int], *, inside: bool) -> "Invoke":
+def reading(invoke: "Invoke", parts: Sequence[Part], *, inside: bool) -> "Invoke":
     """Return an `Invoke` for a step that begins to read results of nodes with `discard=`, and then owns them.
 
     Args:
         invoke: invokes the step.
-        slots: the slots that may have such results.
-        inside: whether the step also reads the results inside of these values.
+        parts: the parts of values that may have such results.
+        inside: whether the step also reads the results inside of these parts.
     """
 
     async def invoke_reading(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
-        frame.reads([frame.values[slot] for slot in slots], inside=inside)
+        frame.reads(values_read(frame.values, parts, inside=inside))
         return await invoke(worker, actor, frame)
 
     return invoke_reading

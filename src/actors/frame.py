@@ -4,12 +4,12 @@ import asyncio
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Iterator, Sequence
 from contextvars import Context
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, cast
 from weakref import WeakSet
 
 from .._errors import DeadlineExceeded, NodeCancelledError, add_note, copy_of, plain_error, with_cause
@@ -74,6 +74,10 @@ LEFT_OUT: Final[set[CodeType]] = set()
 NOTHING: list[Any] = []
 
 
+# A slot, and the way from its value to the part that is read; each access is "attribute" or "item", and a name or key.
+Part: TypeAlias = tuple[int, tuple[tuple[str, Any], ...]]
+
+
 class Layout(Protocol):
     """The layout that all frames of one plan share; the engine's `Program` is one."""
 
@@ -83,7 +87,7 @@ class Layout(Protocol):
     countdown: list[int]
     readers: list[int]
     sinks: int
-    result_slots: tuple[int, ...]
+    result_parts: "tuple[Part, ...]"
 
     def result(self, values: list[Any], /) -> Any:
         """Build the result of the graph from the values in the slots."""
@@ -339,13 +343,11 @@ class Frame:
 
     def finish(self) -> None:
         """Build the result and claim the outcome "done"; for a frame whose steps are all done."""
-        if self.unread:
-            held, self.unread = self.unread, {}
-            for value in values_inside([self.values[slot] for slot in self.layout.result_slots]):
-                if id(value) in held:
-                    self.unread[id(value)] = held.pop(id(value))
-            _discard(self, held)
         try:
+            if held := self.unread:
+                kept = set(map(id, values_read(self.values, self.layout.result_parts)))
+                self.unread = {number: held.pop(number) for number in kept & held.keys()}
+                _discard(self, held)
             result = self.layout.result(self.values)
         except BaseException as error:  # noqa: BLE001 - user code, such as a property of a value in the result
             add_note(error, f"while building the result of graph {self.layout.name!r}, item {self.item}")
@@ -392,11 +394,11 @@ class Frame:
 
     def came(self, value: Any, actor: "NodeActor") -> None:
         """Note a result that is to be discarded unless a step begins to read it, or a caller gets it."""
-        entry = {id(value): (value, actor)}
-        if self.state == "running":
-            self.unread = {**(self.unread or {}), **entry}
+        if self.state != "running":
+            _discard(self, {id(value): (value, actor)})
         else:
-            _discard(self, entry)
+            self.unread = self.unread or {}
+            self.unread[id(value)] = value, actor
 
     def drop_unread(self, only: Any = None) -> None:
         """Discard the results that no step has begun to read; or only the result `only`, if it is among these."""
@@ -414,15 +416,15 @@ class Frame:
             for value, actor in held.values():
                 self.parent.came(value, actor)
 
-    def reads(self, values: "Iterable[Any]", *, inside: bool = True) -> None:
-        """Note that a step begins to read values, and the values inside of them; then the values belong to the step."""
+    def reads(self, values: "Iterable[Any]") -> None:
+        """Note that a step begins to read values; then the values belong to the step."""
         frame: Frame | None = self
         ledgers: list[dict[int, Any]] = []
         while frame is not None:
             if frame.unread:
                 ledgers.append(frame.unread)
             frame = frame.parent
-        for value in (values_inside(values) if inside else values) if ledgers else ():
+        for value in values if ledgers else ():
             for held in ledgers:
                 held.pop(id(value), None)
 
@@ -530,6 +532,16 @@ def values_inside(values: Iterable[Any]) -> Iterator[Any]:
             stack += [getattr(value, field.name, None) for field in fields(value)]
 
 
+def values_read(values: Sequence[Any], parts: Iterable[Part], *, inside: bool = True) -> Iterator[Any]:
+    """Yield parts of values, each with the values on the way to it; and the values inside of the parts if `inside`."""
+    for slot, path in parts:
+        value = values[slot]
+        for how, what in path:
+            yield value
+            value = getattr(value, what) if how == "attribute" else value[what]
+        yield from values_inside([value]) if inside else [value]
+
+
 class UnreadBuffer(StreamBuffer[Any]):
     """Holds values with results that no step has begun to read; a reader that takes a value begins to read it.
 
@@ -547,7 +559,7 @@ class UnreadBuffer(StreamBuffer[Any]):
     def take(self) -> Any:
         """Take the next value, and begin to read it. A `map_each` takes it with `pass_on`."""
         value = self.pass_on()
-        self._frame.reads([value])
+        self._frame.reads(values_inside([value]))
         return value
 
 

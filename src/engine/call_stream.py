@@ -300,10 +300,14 @@ class OpenStream(ABC):
 
     @abstractmethod
     def abort(self, error: BaseException | None = None) -> None:
-        """Begin to end the stream; `aclose` waits for the end."""
+        """Begin to end the stream; `gone` waits for the end.
+
+        Args:
+            error: the reason; None if the reader has left, so that the results that it has not taken are discarded.
+        """
 
     async def aclose(self) -> None:
-        """End the stream: cancel its calls, and wait until nothing of it is left."""
+        """End the stream for its reader: cancel its calls, and wait until nothing of it is left."""
         refuse_to_close_from_inside(self.listener)
         self.abort()
         await self.gone()
@@ -315,7 +319,8 @@ class OpenStream(ABC):
     async def end(self) -> None:
         """End the stream because its Engine is closed; the next read raises an error that says so."""
         self.abort(EngineClosedError("the Engine was closed while this stream was open"))
-        await self.aclose()
+        refuse_to_close_from_inside(self.listener)
+        await self.gone()
 
 
 W = TypeVar("W", bound=OpenStream)

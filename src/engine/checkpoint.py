@@ -467,9 +467,8 @@ class Checkpointer:
     async def _take_reader(self, states: dict[str, Any]) -> None:
         assert self._result is not None
         if self._checkpoint.reader is not None:
-            with Noted("while the state of the reader was asked for"):
-                state = self._checkpoint.reader.state()
-            states[_READER] = await self.copied(state, _READER)
+            with Noted("while the state of the reader was copied"):
+                states[_READER] = await self.copied(self._checkpoint.reader.state(), _READER)
         position = self._result.position
         state = {"position": position, "unread": list(self._result.held)}
         if self.events is not None and self.events.held:

@@ -451,7 +451,7 @@ class Deployment:
         for stream in streams:
             stream.abort(self._interrupted_error())
         for stream in streams:
-            await stream.aclose()
+            await stream.gone()
         await self.detached.end(self._interrupted_error)
 
     async def restored(self, wired: Wired, deadline: float | None = None, span: Span | None = None) -> Wired:

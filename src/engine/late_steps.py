@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar, cast, overload
 from .._errors import GraphTraceError, PlanError, UnknownItemError
 from ..actors.current import Handling, Position, position_outside, source
 from ..actors.execution import ASYNC, GENERAL
-from ..actors.frame import Frame
+from ..actors.frame import Frame, values_inside
 from ..actors.node_actor import NodeActor
 from ..actors.tasks import Condition, no_item, until
 from ..actors.worker import Worker
@@ -164,7 +164,7 @@ class _Calls:
             body._group.caller = actor  # for `refuse_if_endless`: the handler keeps its place
             self._stops[call] = body.stop
             [value] = await body.run([()], 1, frame.item)
-            frame.reads([value])  # a result with `discard=` belongs to the handler now
+            frame.reads(values_inside([value]))  # a result with `discard=` belongs to the handler now
             return value
         finally:
             del self._stops[call]

@@ -90,7 +90,7 @@ class StreamingCall(OpenStream, Listener):
         self._scope: Scope | None = None  # set when the call is launched
         self._error: BaseException | None = None
         self._was_read = False
-        self._was_left = False
+        self._was_left = self._has_discarded = False
         self._begun = False
         self._opened = asyncio.Event()  # there is a reader, or there will never be a reader
         self._settled = asyncio.Event()
@@ -207,6 +207,9 @@ class StreamingCall(OpenStream, Listener):
         """
         if self._kept is not None and self._kept.is_finished:
             return self._kept.result
+        if self._has_discarded:
+            raise EngineClosedError("this stream was closed before its result was taken, so the result was discarded")
+        self._frame.unread = None  # the result belongs to the reader
         if self._frame.state != "done":
             raise EngineClosedError("this call has ended without a result; its error was raised at the reader before")
         return self._frame.result
@@ -228,8 +231,11 @@ class StreamingCall(OpenStream, Listener):
             del error  # breaks a cycle: its traceback refers to this stack frame
 
     def abort(self, error: BaseException | None = None) -> None:
-        """Begin to end the call; `aclose` waits for the end. A call that has a result or an error keeps it."""
+        """Begin to end the call; see `OpenStream`. A call that has a result or an error keeps it for its reader."""
         if self._over.is_set() or self._frame.state in ("done", "failed"):
+            if error is None and self._frame.unread:
+                self._has_discarded = True
+                self._frame.drop_unread()
             return
         self._was_left = self._was_left or error is None
         if self._error is None:
@@ -245,6 +251,7 @@ class StreamingCall(OpenStream, Listener):
     async def gone(self) -> None:
         """Wait until the call has ended, and none of its tasks is left."""
         await until(self._over.is_set, self._over.wait)
+        await until(lambda: not self._frame.workers, self._frame.members_left)
 
     @property
     def service(self) -> AnyDeployment | None:

@@ -264,7 +264,8 @@ class Pipeline(OpenStream):
                     yield worker.position.frame.root
 
     def abort(self, error: BaseException | None = None) -> None:
-        """Begin to end the stream; `aclose` waits for that."""
+        """Begin to end the stream; see `OpenStream`."""
+        has_left = error is None
         if self._error is None:
             self._error = error if error is not None else _closed_error()
             error = error or self._source_error
@@ -275,7 +276,19 @@ class Pipeline(OpenStream):
             self._closing = start_task(self.loop, self._close(), name="penstock-stream-close")
             if self._draining is not None:
                 self._changed.notify_all()
+        if has_left and self._finishing:
+            self._finishing = False
+            self._closing = start_task(self.loop, self._clear(self._closing), name="penstock-stream-clear")
         self.window.wake_reader()
+
+    async def _clear(self, closing: "asyncio.Task[None]") -> None:
+        """Discard the results that a drained deployment has left to the reader."""
+        await uninterrupted(closing)
+        groups = [frame.group for frame in self.window.frames.values()]
+        self.window.clear()
+        for group in groups:
+            while group.workers:
+                await group.members_left()
 
     def raised(self, error: BaseException | None) -> None:
         """Note that the error of an item is raised at the reader, which ends the stream."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 from ..actors.execution import INLINE
+from ..actors.frame import Part
 from ..actors.node_actor import NodeActor
 from ..telemetry.text import printable
 from .options import ChosenScheduler
@@ -305,7 +306,7 @@ class Program:
         resources: the resources that frames have from the beginning, in the slots after the parameters.
         is_filled: whether `blank` has all these resources, so that new frames get them.
         result: builds the result of the graph from the values of a frame.
-        result_slots: the slots that `result` reads.
+        result_parts: the parts of values that `result` reads.
     """
 
     def __init__(self, plan: Plan, scheduler: ChosenScheduler) -> None:
@@ -348,7 +349,11 @@ class Program:
         # A stream is handed to its reader by the "result" unit, long before the frame ends, so no result is built here.
         result = Constant(None) if plan._gives_stream else plan.result
         self.result: Callable[[Values], Any] = builder(result, self.slots)
-        self.result_slots = tuple(self.slots[read.source] for read in reads(result))
+        self.result_parts = self.parts(reads(result))
+
+    def parts(self, read: Iterable[Read]) -> tuple[Part, ...]:
+        """Return the slots that reads read, and the ways from the values there to the parts that are read."""
+        return tuple((self.slots[one.source], one.path) for one in read)
 
     def fill(self, resources: Iterable[Any]) -> None:
         """Give these resources to all frames that begin from now on."""

@@ -155,7 +155,7 @@ class ThreadIterator(AsyncIterator[T]):
             await self._thread.aclose()
             raise StopAsyncIteration
         self._asked = None
-        with _NEXT:
+        with Noted("while a plain iterator was asked for its next value"):
             value: T = asked.result()
         return value
 
@@ -173,4 +173,3 @@ class ThreadIterator(AsyncIterator[T]):
 
 
 _END = object()
-_NEXT = Noted("while a plain iterator was asked for its next value")

@@ -126,7 +126,7 @@ class Wiring(Scope):
         if program.plan not in wired:
             around = self._max_workers, self._discards
             self._max_workers = None if is_body else self._max_workers
-            self._discards = self._discards or _any_discards(program.plan)
+            self._discards = discards = self._discards or _any_discards(program.plan)
             try:
                 actors = tuple(self._actor(program, unit) for unit in program.units)
             finally:
@@ -138,7 +138,8 @@ class Wiring(Scope):
             for actor in reversed(actors):
                 actor.widens = len(actor.consumers) > 1 or any(consumer.widens for consumer in actor.consumers)
             entries = tuple(actors[index] for index in program.entries)
-            if program.is_line and program.plan.result == Read(program.plan.steps[-1].source):
+            # The end of a frame looks for results that nobody has read, so no step ends it with its own value.
+            if program.is_line and not discards and program.plan.result == Read(program.plan.steps[-1].source):
                 actors[-1].ends_line = True
             _compose_lines(actors)
             if self._measured[0]:
@@ -415,14 +416,15 @@ def _begin_to_read(program: Program, unit: Unit, step: PlannedStep, actor: NodeA
     callee = step.head.callee
     if is_node(callee):
         held = {one.source for one in program.plan.steps if one.bodies or _discards(one.head.callee)}
-        sources = (held | {*program.plan.parameter_sources}).intersection(unit.sources)
+        held |= {*program.plan.parameter_sources}
+        parts = program.parts(read for read in step.head.reads() if read.source in held)
     elif isinstance(callee, Control) and callee.kind == "map_each" and not callee.over_stream:
-        sources = {read.source for read in reads(*step.head.args[: callee.inputs])}  # its bodies read the items inside
+        parts = program.parts(reads(*step.head.args[: callee.inputs]))  # its bodies read the items inside
     else:
         return  # the step only passes values on
-    if slots := [program.slots[source] for source in sources]:
+    if parts:
         actor.mode = GENERAL
-        actor.invoke = attempts.reading(actor.invoke, slots, inside=is_node(callee))
+        actor.invoke = attempts.reading(actor.invoke, parts, inside=is_node(callee))
 
 
 def _discards(callee: object) -> bool:

@@ -1,10 +1,11 @@
 """Promise 6 for results of `discard=` nodes: each is read, returned to a caller, or discarded; never two of these."""
 
 import asyncio
+import gc
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,8 +181,81 @@ async def read_in_stream(number: int) -> AsyncIterator[int]:
     return ps.map_each(read, ps.map_each(fetch, numbers(5), concurrency=3))
 
 
-ONE_VALUE = [line, given, beside, unread, mapped, gathered, wrapped, unwrapped, chosen]
-ERRORS = (ConnectionError, LookupError, TimeoutError, asyncio.CancelledError)
+@ps.node
+def is_small(number: int) -> bool:
+    return number < 3
+
+
+@ps.node
+def more(number: int) -> int:
+    return number + 1
+
+
+async def number_alone(state: tuple[int, Response]) -> int:
+    return more(state[0])
+
+
+async def response_alone(state: tuple[int, Response]) -> int:
+    return await read(state[1])
+
+
+async def neither(state: tuple[int, Response]) -> int:
+    return 5
+
+
+async def pair(number: int) -> tuple[int, Response]:
+    return number, await fetch(number)
+
+
+async def next_pair(state: tuple[int, Response]) -> tuple[int, Response]:
+    return await pair(more(state[0]))
+
+
+async def goes_on(state: tuple[int, Response]) -> bool:
+    return is_small(state[0])
+
+
+@ps.graph
+async def number_of_loop(number: int) -> int:
+    last = await ps.while_loop(goes_on, next_pair, await pair(0))
+    return last[0]
+
+
+@ps.graph
+async def response_of_loop(number: int) -> Response:
+    last = await ps.while_loop(goes_on, next_pair, await pair(1))
+    return last[1]
+
+
+@ps.graph
+async def parts_of_operands(number: int) -> list[int]:
+    return [
+        await ps.cond(is_small(number), number_alone, response_alone, await pair(number)),
+        await ps.cond(is_small(number), neither, number_alone, await pair(number)),
+    ]
+
+
+@ps.graph
+async def numbers_of_items(number: int) -> list[int]:
+    return await ps.map_each(number_alone, await ps.map_each(pair, [number] * 3))
+
+
+@ps.graph
+async def responses_of_items(number: int) -> list[int]:
+    return await ps.map_each(response_alone, await ps.map_each(pair, [number] * 3))
+
+
+@ps.graph
+async def numbers_of_stream(number: int) -> AsyncIterator[int]:
+    return ps.map_each(number_alone, ps.map_each(pair, numbers(5)), concurrency=3)
+
+
+ONE_VALUE = [
+    line, given, beside, unread, mapped, gathered, wrapped, unwrapped, chosen, number_of_loop, response_of_loop,
+    parts_of_operands, numbers_of_items, responses_of_items,
+]  # fmt: skip
+STREAMS = [streamed, read_in_stream, numbers_of_stream]
+ERRORS = (ConnectionError, LookupError, TimeoutError, ps.EngineClosedError, asyncio.CancelledError)
 
 
 async def call_all(service: Any, mine: World) -> None:
@@ -202,32 +276,63 @@ async def call_all(service: Any, mine: World) -> None:
     await asyncio.gather(*calls, return_exceptions=True)
 
 
-async def read_streams(service: Any, mine: World) -> None:
+def stream_of(start: Callable[..., Any], mine: World, *kinds: str) -> Any:
+    """Makes a stream of values, of results, or of events with a result."""
+    kind = mine.draw.choice(kinds or ("values", "results", "results", "events"))
+    if kind == "values":
+        return start(mine.draw.choice(STREAMS)(1))
+    if kind == "events":
+        return start(mine.draw.choice(ONE_VALUE)(1), events=object)
+    calls = [mine.draw.choice(ONE_VALUE)(number) for number in range(6)]
+    return start(calls, on_error="skip", ordered=bool(mine.draw.randrange(2)))
+
+
+async def read_some(stream: Any, mine: World) -> None:
+    """Reads a stream, or a part of it, and leaves it as a reader may: at the end of `async with`, or by dropping it."""
     left = mine.draw.randrange(8)
-    for stream in (
-        service.stream(mine.draw.choice([streamed, read_in_stream])(1)),
-        service.stream((mine.draw.choice(ONE_VALUE)(number) for number in range(6)), on_error="skip"),
-    ):
-        try:
-            async with stream:
-                async for value in stream:
-                    mine.got(value)
-                    await mine.pause()
-                    if (left := left - 1) < 0:
-                        mine.ends["left"] += 1
-                        break
-        except ERRORS as error:
-            mine.ends[type(error).__name__] += 1
+    try:
+        async with stream if mine.draw.randrange(2) else nullcontext():
+            async for value in stream:
+                mine.got(value)
+                await mine.pause()
+                if (left := left - 1) < 0:
+                    mine.ends["left"] += 1
+                    return
+            if isinstance(stream, engine.EventStream) and mine.draw.randrange(2):
+                mine.got(await stream.result())
+                mine.ends["result"] += 1
+    except ERRORS as error:
+        mine.ends[type(error).__name__] += 1
+
+
+async def read_streams(service: Any, mine: World) -> None:
+    readers: list[asyncio.Task[None]] = []
+    for _ in range(4):
+        start = mine.draw.choice([service.stream, service.stream, engine.stream])
+        readers.append(asyncio.create_task(read_some(stream_of(start, mine), mine)))
+        await mine.pause()
+    if mine.draw.randrange(2):
+        mine.ends["cancelled reader"] += readers[0].cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
 
 
 def test_promise_6_what_nobody_has_begun_to_read_is_discarded_once(explore: Explorer) -> None:
     async def main() -> World:
         global world  # noqa: PLW0603 - one world at a time, seen by the nodes
         mine = world = World(random_of_loop())
-        async with engine.deploy(*ONE_VALUE, streamed, read_in_stream, max_in_flight=6) as service:
+        async with engine.deploy(*ONE_VALUE, *STREAMS, max_in_flight=6) as service:
             await asyncio.gather(call_all(service, mine), read_streams(service, mine))
             await asyncio.sleep(10)  # of virtual time, until all responses are closed
             assert {actor.in_flight for actor in service.statistics().actors} == {0}
+            late = [stream_of(service.stream, mine, "results", "events")]  # a drain waits for the reader of values
+            with suppress(*ERRORS):
+                await late[0].wait_started()
+            if mine.draw.randrange(2):
+                await read_some(late.pop(), mine)
+        while late:  # the deployment has been drained, and has left results to this reader
+            await read_some(late.pop(), mine)
+        gc.collect()
+        await asyncio.sleep(10)
         assert mine.closing == 0
         for response in mine.opened:
             assert response.fate, response
@@ -238,7 +343,9 @@ def test_promise_6_what_nobody_has_begun_to_read_is_discarded_once(explore: Expl
         return lambda mine: any(fate in response.fate for response in mine.opened)
 
     reaches: dict[str, Any] = {fate: has(fate) for fate in ("read", "got", "discarded")}
-    explore(main, reaches={**reaches, "a reader who has left": lambda mine: mine.ends["left"] > 0}, count=100)
+    for end in ("left", "cancelled reader", "result"):
+        reaches[end] = lambda mine, end=end: mine.ends[end] > 0
+    explore(main, reaches=reaches, count=100)
 
 
 async def test_promise_6_of_a_hedge_and_of_two_readers_the_late_ones_response_is_discarded() -> None:

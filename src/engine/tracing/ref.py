@@ -67,11 +67,6 @@ def is_users(filename: str) -> bool:
     return _owner(filename) in ("user", "installed")
 
 
-def is_own(filename: str) -> bool:
-    """Whether a file belongs to the program itself, and to no installed package."""
-    return _owner(filename) == "user"
-
-
 def is_generated(frame: types.FrameType) -> bool:
     """Whether the code of a frame was generated, such as the `__init__` of a dataclass: its line number is useless."""
     return frame.f_code.co_filename.startswith(("<string>", "<attrs")) and "__file__" in frame.f_globals

@@ -28,7 +28,7 @@ from ..._errors import GraphTraceError
 from ...actors.current import codes_of
 from ...telemetry import logs
 from ...telemetry.text import shorten
-from .ref import compared, is_own
+from .ref import compared, is_users
 from .references import MISSING, cell_contents
 from .source import FunctionNode, SourceLocation, locate
 
@@ -357,8 +357,8 @@ class _Reader(ast.NodeVisitor):
     def helper(self, node: ast.Call, function: object, arguments: list[object], keywords: dict[str, object]) -> object:
         """Return the result of a plain function of the same module, whose body runs while tracing; None if unknown.
 
-        The function is read once for the same arguments. A function in another module of the program is read only if it
-        uses none of the symbolic values that it gets.
+        The function is read once for the same arguments. A function in another module, but the standard library, is
+        read only if it uses none of the symbolic values that it gets.
         """
         function = _called(function)
         if isinstance(function, MethodType):
@@ -370,7 +370,7 @@ class _Reader(ast.NodeVisitor):
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         given: dict[str, object] = {**dict.fromkeys(names), **dict(zip(names, arguments, strict=False)), **keywords}
         refs = {name for name, value in given.items() if _holds_ref(value)}
-        location = locate(function) if is_near or (refs and is_own(code.co_filename)) else None
+        location = locate(function) if is_near or (refs and is_users(code.co_filename)) else None
         if location is None or not (is_near or _is_blind(location.node, refs)):
             return None
         call = function, *map(_shape, given.values())
