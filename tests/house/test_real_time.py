@@ -46,6 +46,7 @@ USES = {
     "devices/test_device_profiles.py": 2,
     "devices/test_donation_under_cancellation.py": 1,
     "engine/test_extension.py": 2,
+    "engine/test_source_check.py": 1,
     "examples/programs.py": 7,
     "examples/test_approvals.py": 3,
     "examples/test_consumer.py": 1,
