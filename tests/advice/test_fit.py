@@ -17,7 +17,7 @@ jax = pytest.importorskip("jax")
 from penstock.advice import fitting  # noqa: E402 - needs JAX
 from penstock.devices import size_search  # noqa: E402 - needs JAX
 from tests.devices.compiled import each_call, refuse_memory  # noqa: E402 - needs JAX
-from tests.devices.kit import doubling, numbers_of  # noqa: E402 - needs JAX
+from tests.devices.kit import doubling, numbers_of, usual_device  # noqa: E402 - needs JAX
 
 WIDTH = 256
 ROW = np.zeros(WIDTH, np.float32)
@@ -68,7 +68,8 @@ async def test_a_size_that_exceeds_the_limit_is_not_run() -> None:
     assert all(one.bytes <= limit for one in plan.tried[:-1])
     assert max(ran) == plan.tried[-2].size
     assert (plan.limit.bytes, plan.limit.reserve_bytes) == (limit, 0)
-    message = "of node 'scaled' fits on cpu:0, over the limit: a batch of 1 takes .* kB, and the limit is 1.00 kB"
+    on = usual_device()
+    message = f"of node 'scaled' fits on {on}, over the limit: a batch of 1 takes .* kB, and the limit is 1.00 kB"
     with pytest.raises(ps.DeviceError, match=message):
         await fitted(1000)
 
@@ -190,7 +191,7 @@ async def test_it_is_a_table_and_a_picture() -> None:
     picture = plan.to_svg()
     root = ElementTree.fromstring(picture)
     titles = [one.text or "" for one in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert titles[0] == "scaled on cpu:0"
+    assert titles[0] == f"scaled on {usual_device()}"
     assert len(titles) == 1 + len(plan.tried)
     assert "over the limit" in titles[-1]
     assert plan._repr_svg_() == picture

@@ -14,6 +14,11 @@ from penstock import engine
 SIZE = 16_384  # float32 values: 64 KB, the size from which alignment matters
 
 
+def usual_device() -> str:
+    """Return the name of the device that a node takes if it names none; the machine may have a GPU."""
+    return f"{jax.devices()[0].platform}:0"
+
+
 def doubling(**options: Any) -> "ps.Graph[[Any], Any]":
     """Return a graph of one node that doubles its argument."""
     node: Any = ps.device_node(**{"device": "cpu", "name": "doubled", **options})

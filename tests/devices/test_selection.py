@@ -217,5 +217,5 @@ async def test_what_is_compiled_before_the_first_call_is_compiled_for_it() -> No
 
 async def test_a_strategy_that_names_no_device_is_an_error_that_lists_those_that_are() -> None:
     for name in ("cpu:99", "gppu"):
-        with pytest.raises(ps.DeviceError, match=f'there is no device {name!r}; this process has "cpu:0"'):
+        with pytest.raises(ps.DeviceError, match=f'there is no device {name!r}; this process has .*"cpu:0"'):
             await engine.run(where(X), device_strategy=name)
