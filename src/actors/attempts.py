@@ -208,6 +208,7 @@ def _retried(run: Run, retry: Retry) -> Run:
         actor, member = attempt._actor, attempt._member
         position = member.position
         since: float | None = None
+        began = 0.0 if attempt._frame.span is None else perf_counter()
         try:
             while True:
                 try:
@@ -219,7 +220,7 @@ def _retried(run: Run, retry: Retry) -> Run:
                     if pause is None:
                         raise
                     if attempt._frame.span is not None:
-                        spans.happened(names.RETRY, actor.name, error, **{names.ATTEMPT: position.attempt + 1})
+                        spans.attempt_failed(actor.name, position.attempt, began, error, pause)
                     if since is None:
                         since = member.group.loop.time()
                     actor.counted().in_retry[attempt] = member.group.loop.time, since, type(error).__qualname__
@@ -229,6 +230,9 @@ def _retried(run: Run, retry: Retry) -> Run:
                 await outside_call_ended(member)  # a thread whose attempt timed out holds the place until it returns
                 position.attempt += 1
                 actor.counted().retried += 1
+                if attempt._frame.span is not None:
+                    began = perf_counter()
+                    spans.happened(names.ATTEMPT, actor.name, None, **{names.ATTEMPT: position.attempt})
         finally:
             if since is not None:
                 del actor.counts.in_retry[attempt]
@@ -308,7 +312,7 @@ def _failing_over(failover: Failover) -> Callable[[Attempt, Exception], Awaitabl
         try:
             return await failover(attempt)
         finally:
-            position.waited_seconds += perf_counter() - began
+            attempt._began += perf_counter() - began  # the substitute's time is not the node's
 
     return fail_over
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
 from .._errors import EngineClosedError, InboxClosed, OptionsError, Overloaded, copy_of
+from ..telemetry import spans
 from ..telemetry.logs import shown
 from .accepted import (
     NOT_NEGATIVE,
@@ -25,7 +26,7 @@ from .accepted import (
 from .channel import PriorityFifo
 from .frame import foreign_cancel
 from .loop_host import Actor
-from .own_loops import Inbox, Request, Work
+from .own_loops import Inbox, Request, Work, waits_of
 from .packing import Rows
 from .tasks import Condition, uninterrupted
 from .threads import ThreadPool, ThreadShare, travelling
@@ -472,7 +473,8 @@ class Batcher(Actor[T, U]):
         for work in batch:
             work.on_cancelled(caller_left)
         try:
-            results = results_of(await self._call([work.value for work in batch]), len(batch), self._name)
+            with spans.of_batch(self._name, waits_of(batch)):
+                results = results_of(await self._call([work.value for work in batch]), len(batch), self._name)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:
@@ -618,8 +620,9 @@ class ThreadBatcher(Batcher[T, U]):
                     self._threads_of().post(work.leave_batch)
             try:
                 if batch:
-                    returned = copy_context().run(self._call, [work.value for work in batch])
-                    results = results_of(returned, len(batch), self._name)
+                    with spans.of_batch(self._name, waits_of(batch), threading.current_thread().name):
+                        returned = copy_context().run(self._call, [work.value for work in batch])
+                        results = results_of(returned, len(batch), self._name)
                     del returned  # the results must not live until the next batch has ended
             except (KeyboardInterrupt, SystemExit):
                 raise

@@ -303,6 +303,8 @@ class Bound:
     can_emit: ClassVar[bool] = False
     """Whether handlers may call `penstock.emit`: then `run` and `open` pass the events on."""
 
+    _waits_for: ClassVar[str] = names.WORKER_WAIT  # says in spans how long items have waited for their beginning
+
     _goes_on: ClassVar = False  # whether the handler goes on after `run`, as a generator does
 
     _most_begun: int = sys.maxsize  # the most items of a stream to begin at a time: further items would wait here
@@ -389,6 +391,8 @@ def count_execution(actor: "NodeActor", began: float, frame: Frame, position: "P
     ended = perf_counter()
     if position is not None and position.waited_seconds:
         began += position.waited_seconds
+        if frame.span is not None:
+            note_on_span({actor.bound._waits_for: position.waited_seconds})
         position.waited_seconds = 0.0
     actor.busy_seconds += ended - began
     if actor.sampler is not None:

@@ -3,16 +3,18 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
+from functools import partial
 from math import isfinite
 from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from .._errors import EngineClosedError
+from ..telemetry import names, spans
 from ..telemetry.counters import Figure
 from .chains import WATCHED, run_linkwise, watched
 from .execution import LOST, Attempt, Bound, DetachedRequest, DetachedStep
-from .frame import Frame
+from .frame import LEFT_OUT, Frame
 from .loop_host import LoopHost, figure_of
 from .own_loops import Mailbox, Request
 from .supervision import Child
@@ -68,6 +70,9 @@ class StartsTasks(OnLoop):
         return super().run(attempt)
 
 
+LEFT_OUT.add(spans.in_thread.__code__)
+
+
 class InThread(Bound):
     """Calls a plain `def` in a thread, in a copy of the caller's context.
 
@@ -78,6 +83,8 @@ class InThread(Bound):
     """
 
     __slots__ = ("_ahead", "_pool_of")
+
+    _waits_for = names.THREAD_WAIT
 
     begins_later = True  # the scope may have to wait for a thread
     can_emit = True
@@ -102,8 +109,11 @@ class InThread(Bound):
         result: asyncio.Future[Any] | None
         if sampler is not None:
             timed = sampler.in_thread(actor.fn, is_free=pool.has_free_thread and not is_ahead)
+        fn = timed or actor.fn
+        if attempt._frame.span is not None:
+            fn = partial(spans.in_thread, fn)
         try:
-            result = call_in_thread(pool, member, timed or actor.fn, attempt.args, attempt.kwargs, slots)
+            result = call_in_thread(pool, member, fn, attempt.args, attempt.kwargs, slots)
             value = await (result if actor.policy.discard is None else _or_discarded(result, attempt))
         finally:
             result = None  # breaks a cycle: an error in it refers to this stack frame

@@ -31,7 +31,7 @@ from ..telemetry.counters import Figure
 from . import current
 from .accepted import OptionRule, check
 from .execution import RESTARTED, cut_short, undo_cut
-from .own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work
+from .own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work, waits_of
 from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer
 from .supervision import Child, RestartMode, Supervisor, SupervisorFlags
 from .tasks import Condition, ContextTask, no_item
@@ -507,7 +507,7 @@ class Reporter:
         if isinstance(works, AnyRequest):
             raise TypeError(f"step_span takes the items that are in the step, got {works!r}: write step_span([work])")
         items = [*works]
-        waits = [wait for work in items if (wait := getattr(work, "wait", None)) is not None]
+        waits = [wait for wait in waits_of(items) if wait is not None]
         return spans.of_step(type(self).__name__, waits, len(items)) if waits else nullcontext()
 
 

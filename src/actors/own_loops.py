@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
 from .._errors import ChannelClosed, InboxClosed, WorkSettledError, plain_error
+from ..telemetry import spans
 from .accepted import POSITIVE, check, optional
 from .channel import Channel
 from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer
@@ -524,6 +525,11 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
         finally:
             self.cancel()
             self._poured = None  # breaks a cycle: the error of the future refers to this stack frame
+
+
+def waits_of(works: "Iterable[Work[Any, Any] | StreamWork[Any, Any]]") -> "list[DeviceWait | None]":
+    """Return the spans of works, None for a work that is not sampled; an empty list where nothing is traced."""
+    return [] if spans.tracer_provider() is None else [getattr(work, "wait", None) for work in works]
 
 
 W = TypeVar("W", bound=AnyRequest[Any])

@@ -145,6 +145,7 @@ class ProcessPool(ThreadOwner):
             MemoryError: there is no memory for the result.
             BaseException: the error of the function; its `__cause__` shows the traceback in the worker.
         """
+        given = time.perf_counter()
         kills_worker = fault_at_call is not None and await fault_at_call(target)
         if self._closed:
             raise EngineClosedError("this process pool was closed; it belongs to an Engine that has ended")
@@ -163,6 +164,9 @@ class ProcessPool(ThreadOwner):
                 self._recruit()
             return await future
         finally:
+            if request.headers and call.worker is not None:
+                started_at, ready_at = call.worker.started_at, call.worker.ready_at
+                spans.ran_in_process(call.worker.pid, max(0.0, ready_at - max(given, started_at)))
             if not future.done() or future.cancelled():
                 self._cancel(call)
             self._futures.discard(future)
@@ -308,7 +312,7 @@ class ProcessPool(ThreadOwner):
                 continue
             with self._lock:
                 heappush(self._waiting, call)  # another worker may be free before this one has started
-            began, before = time.perf_counter(), self._completed
+            before = self._completed
             try:
                 worker = WorkerProcess()
             except BaseException as error:  # noqa: BLE001 - such as too many files or processes: this becomes the error of the call
@@ -320,7 +324,7 @@ class ProcessPool(ThreadOwner):
                     worker.kill()
             if worker.wait_ready():
                 if self._completed == before:
-                    collectors.report(Collector.worker_started, began, time.perf_counter())
+                    collectors.report(Collector.worker_started, worker.started_at, worker.ready_at)
                 return worker
             end = self._remove(worker)
             remedy = 'put code that runs an engine there under `if __name__ == "__main__":`'

@@ -82,6 +82,7 @@ class WorkerProcess:
         expected_seconds: how long all of `calls` will take, counted from the beginning of the first call.
         since: when the first of `calls` was sent, or when the call before it was answered.
         is_ready: whether the worker has started.
+        started_at, ready_at: when its start began and ended, in seconds of `perf_counter`; `ready_at` is 0 before.
         is_resting: whether the thread of the worker waits for the doorbell, because the worker has no calls.
         is_woken: whether the thread was woken through the queue, and has not noticed yet.
         doorbell: a queue that gets an entry to end the rest of the thread. Putting an entry into this kind of queue
@@ -91,6 +92,7 @@ class WorkerProcess:
 
     def __init__(self) -> None:
         self.killed = False
+        self.started_at, self.ready_at = time.perf_counter(), 0.0
         self.instances: set[int] = set()
         self.calls: deque[WorkerCall] = deque()
         self.errands: deque[WorkerCall] = deque()
@@ -130,6 +132,7 @@ class WorkerProcess:
             while not self.has_reply(ALIVE_CHECK_SECONDS):
                 pass
             self.is_ready = self.connection.recv(len(READY)) == READY
+            self.ready_at = time.perf_counter()
         return self.is_ready
 
     def has_reply(self, seconds: float) -> bool:

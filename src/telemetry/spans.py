@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import Token
 from functools import cache, partial
-from time import perf_counter
+from threading import current_thread
+from time import perf_counter, time_ns
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 from opentelemetry import context as otel_context
@@ -52,9 +53,10 @@ def _started(
     attributes: Mapping[str, AttributeValue] | None = None,
     links: Sequence[Link] = (),
     kind: SpanKind = SpanKind.INTERNAL,
+    since: int | None = None,
 ) -> Span:
     """Start a span. If that raises, return a span that records nothing, and keeps the trace together."""
-    span = told(_tracer.start_span, name, parent, kind, attributes, links)
+    span = told(_tracer.start_span, name, parent, kind, attributes, links, since)
     return trace.NonRecordingSpan(id_of(trace.get_current_span(parent))) if span is None else span
 
 
@@ -463,6 +465,18 @@ class NodeSpan:
         told(self._span.end)
 
 
+def ran_in_process(pid: int, start_seconds: float) -> None:
+    """Say in the current span which worker process has run it, and how long it waited for the start of the worker."""
+    started = {names.WORKER_START: start_seconds} if start_seconds else {}
+    note_on_span({names.PROCESS_PID: pid, **started})
+
+
+def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call the function of a sampled execution in a thread, and name the thread in the span of the execution."""
+    note_on_span({names.THREAD_NAME: current_thread().name})
+    return function(*args, **kwargs)
+
+
 def present() -> Span:
     """Return the current span; inside of a node execution, the span of the node."""
     return trace.get_current_span()
@@ -483,6 +497,26 @@ def happened(event: str, node: str, error: BaseException | None = None, **more: 
     told(present().add_event, event, attributes)
 
 
+def attempt_failed(node: str, attempt: int, began: float, error: BaseException, pause_seconds: float) -> None:
+    """Say in the span of the current node execution that an attempt has failed and another one follows.
+
+    An event says it, and a span from the begin of the attempt to its end, so that a failed attempt is red on a page.
+
+    Args:
+        node: the name of the node.
+        attempt: the number of the attempt, counted from 1.
+        began: when the attempt began, in seconds of `perf_counter`.
+        error: the error of the attempt.
+        pause_seconds: how long the pause before the next attempt is.
+    """
+    about: dict[str, AttributeValue] = {names.ATTEMPT: attempt, names.PAUSE: pause_seconds}
+    since = time_ns() - round((perf_counter() - began) * 1e9)
+    span = _started(f"{names.ATTEMPT} {node}", attributes={names.NODE: node, **about}, since=since)
+    record_error(span, error)
+    told(span.end)
+    happened(names.RETRY, node, error, **about)
+
+
 # Spans of work on a device: batches and single calls, and the compilations and transfers that they wait for.
 #
 # A device works for many calls at a time, so the span of a batch and the spans of its items are linked to each other.
@@ -494,7 +528,7 @@ MAX_LINKS = 128
 
 
 class DeviceWait:
-    """A sampled execution that waits for a device.
+    """A sampled execution that waits for a device, for its batch, or for a step of its actor.
 
     Args:
         span: the span of the execution.
@@ -514,7 +548,7 @@ class DeviceWait:
 
 
 def waiting() -> DeviceWait | None:
-    """Return the wait for a device of the execution whose span is current; None if that span is not sampled."""
+    """Return the wait of the execution whose span is current; None if that span is not sampled."""
     if tracer_provider() is None:
         return None
     span = trace.get_current_span()
@@ -529,10 +563,40 @@ def of_step(actor: str, waits: Sequence[DeviceWait], items: int) -> AbstractCont
     A stream may take part in thousands of steps. So the trace of a stream contains no steps, and its span has no links
     to steps.
     """
-    links = [Link(id_of(wait.span)) for wait in waits[:MAX_LINKS]]
     attributes: dict[str, AttributeValue] = {names.NODE: actor, names.BATCH_ITEMS: items}
     root = trace.set_span_in_context(INVALID_SPAN)
-    return _around(names.STEP, actor, attributes, root, links)
+    return _around(names.STEP, actor, attributes, root, _links_to(waits))
+
+
+def of_batch(node: str, waits: Sequence[DeviceWait | None], thread: str | None = None) -> AbstractContextManager[None]:
+    """Return a context manager that puts a span around a batch on the host.
+
+    Args:
+        node: the name of the node.
+        waits: the items of the batch; None for an item that is not sampled.
+        thread: the name of the thread in which the batch runs; None on the event loop.
+    """
+    sampled = [wait for wait in waits if wait is not None]
+    if not sampled:
+        return nullcontext()
+    attributes: dict[str, AttributeValue] = {names.NODE: node, names.BATCH_ITEMS: len(waits)}
+    if thread is not None:
+        attributes[names.THREAD_NAME] = thread
+    return _around(names.BATCH, node, attributes, sampled[0].context, _links_to(sampled), sampled)
+
+
+def _links_to(waits: Sequence[DeviceWait]) -> list[Link]:
+    return [Link(id_of(wait.span)) for wait in waits[:MAX_LINKS]]
+
+
+def _end_of_wait(waits: Sequence[DeviceWait], attribute: str, batch: Span | None) -> None:
+    """Say on the spans of items how long they have waited until now; link them to the span of their batch."""
+    now = perf_counter()
+    for wait in waits:
+        if is_recorded(wait.span):  # the span of an item that was cancelled meanwhile has ended
+            told(wait.span.set_attribute, attribute, now - wait.since)
+            if batch is not None:
+                told(wait.span.add_link, id_of(batch))
 
 
 class JobSpan:
@@ -555,15 +619,11 @@ class JobSpan:
         if items is not None:
             name = names.BATCH
             attributes[names.BATCH_ITEMS] = items
-            links = [Link(id_of(wait.span)) for wait in waits[:MAX_LINKS]]
+            links = _links_to(waits)
         self._span = _started(f"{name} {node}", waits[0].context, attributes, links)
         self.context = trace.set_span_in_context(self._span, waits[0].context)
         self._dispatching_since = self._dispatched_at = perf_counter()
-        for wait in waits:
-            if is_recorded(wait.span):  # the span of an item that was cancelled meanwhile has ended
-                told(wait.span.set_attribute, names.DEVICE_WAIT, self._dispatching_since - wait.since)
-                if items is not None:
-                    told(wait.span.add_link, id_of(self._span))
+        _end_of_wait(waits, names.DEVICE_WAIT, None if items is None else self._span)
 
     def dispatching(self) -> None:
         """Note that the thread of the device takes the job again, after its program was compiled."""
@@ -625,9 +685,11 @@ def compiling(
 
 @contextmanager
 def _around(
-    kind: str, node: str, attributes: dict[str, AttributeValue], parent: Context, links: Sequence[Link]
-) -> Generator[None, None, None]:
+    kind: str, node: str, attributes: dict[str, AttributeValue], parent: Context, links: Sequence[Link],
+    batched: Sequence[DeviceWait] = (),
+) -> Generator[None, None, None]:  # fmt: skip
     span = _started(f"{kind} {node}", parent, attributes, links)
+    _end_of_wait(batched, names.BATCH_WAIT, span)
     token = otel_context.attach(trace.set_span_in_context(span, parent))
     try:
         yield

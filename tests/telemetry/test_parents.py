@@ -124,7 +124,9 @@ def test_concurrent_calls_never_mix_their_parents(actions: list[tuple[str, int]]
             continue
         assert parent.context.trace_id == trace_id  # type: ignore[union-attr]
         assert attributes_of(span).get(SEEN, x_of[trace_id]) == x_of[trace_id]
-        if names.NODE in attributes_of(span):
+        if span.name == "penstock.batch batched":
+            assert parent.name == "batched"
+        elif names.NODE in attributes_of(span):
             assert parent.name.startswith(("penstock.run", "map_each"))
         elif span.name == "penstock.run inner":
             assert parent.name == "nested"

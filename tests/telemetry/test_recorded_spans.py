@@ -41,13 +41,17 @@ class Beginnings(SpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         says = {
-            name: "a time" if name.endswith("seconds") else list(value) if isinstance(value, tuple) else value
+            name: "a time" if name.endswith("seconds") else "a process" if name.endswith("pid") else told(value)
             for name, value in sorted(attributes_of(span).items())
         }
         links = [self._names.get(link.context.span_id, "one that is not here") for link in span.links]
         events = [event.name for event in span.events]
         name = self._names[id_of(span)]
         self._log.append(["ends", name, span.kind.name, span.status.status_code.name, says, events, links])
+
+
+def told(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 log: Log = []

@@ -87,7 +87,9 @@ async def test_another_attempt_and_a_fallback_are_events_of_the_span(tracing: Tr
     assert attributes_of(span)[names.OUTCOME] == "done"
     failed = {names.NODE: "careful", names.ERROR_TYPE: "LookupError", names.ERROR_MESSAGE: "1"}
     assert [(event.name, dict(event.attributes or {})) for event in span.events] == [
-        (names.RETRY, {**failed, names.ATTEMPT: 2}), (names.FALLBACK, failed),
+        (names.RETRY, {**failed, names.ATTEMPT: 1, names.PAUSE: 0.0}),
+        (names.ATTEMPT, {names.NODE: "careful", names.ATTEMPT: 2}),
+        (names.FALLBACK, failed),
     ]  # fmt: skip
 
 
