@@ -488,7 +488,7 @@ class NodeActor:
             hedged=self.counts.hedged,
             hedges_won=self.counts.hedges_won,
             cache=self.bound._cache_statistics(),
-            figures=tuple(self.bound.figures()),
+            figures=tuple(logs.guarded("figures", self.bound.figures) or ()),
             retrying_seconds=retrying_seconds,
             retrying_error=retrying_error,
         )

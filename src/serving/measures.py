@@ -8,10 +8,12 @@ from functools import cache
 from time import perf_counter
 from typing import Any, Final
 
+from opentelemetry import context as otel_context
 from opentelemetry import metrics, propagate, trace
 from opentelemetry.trace import SpanKind
 
 from ..telemetry import names
+from ..telemetry.logs import guarded, shown
 from .answers import Answer, as_json
 from .protocol import APIError
 
@@ -54,39 +56,58 @@ def measured(
         `said`; None if the span is not recorded, so that no parts have to be gathered.
     """
     known: dict[str, Any] = {names.OPERATION: answer.OPERATION, names.REQUEST_MODEL: answer.request.model}
-    parent = None if trace.get_current_span().get_span_context().is_valid else propagate.extract(headers)
-    tracer = trace.get_tracer(names.INSTRUMENTATION, schema_url=names.SCHEMA_URL)
-    name = f"{answer.OPERATION} {answer.request.model}"
-    with tracer.start_as_current_span(name, parent, SpanKind.SERVER, known) as span:
-        said = said if span.is_recording() else None
+    parent = otel_context.get_current()
+    around = guarded("spans", trace.get_current_span().get_span_context)
+    if around is None or not around.is_valid:
+        parent = guarded("spans", propagate.extract, headers, parent) or parent
+    span = guarded("spans", _start, f"{answer.OPERATION} {answer.request.model}", parent, known)
+    token = otel_context.attach(parent if span is None else trace.set_span_in_context(span, parent))
+    span = span or trace.INVALID_SPAN
+    said = said if guarded("spans", span.is_recording) else None
+    if said is not None:
+        with suppress(*MALFORMED):
+            guarded("spans", span.set_attribute, "gen_ai.input.messages", _content(messages))
+    try:
+        yield said
+    finally:
+        raised = sys.exception()
+        answer.error = answer.error or raised
+        if answer.error is not None:
+            known[names.ERROR_TYPE] = type(answer.error).__qualname__
+            guarded("spans", span.set_attribute, names.ERROR_TYPE, known[names.ERROR_TYPE])
+            text = f"{type(raised).__name__}: {shown(raised, str)}" if isinstance(raised, Exception) else None
+            guarded("spans", span.set_status, trace.Status(trace.StatusCode.ERROR, text))
+        if isinstance(raised, Exception):
+            guarded("record_exception", span.record_exception, raised)
+        usage = answer.usage or {}
+        for told, counted in ((names.INPUT_TOKENS, "prompt_tokens"), (names.OUTPUT_TOKENS, "completion_tokens")):
+            if counted in usage:
+                guarded("spans", span.set_attribute, told, usage[counted])
+        reason = answer.reason if answer.error is None else "error"
+        if answer.reason:
+            guarded("spans", span.set_attribute, "gen_ai.response.finish_reasons", [reason])
         if said is not None:
             with suppress(*MALFORMED):
-                span.set_attribute("gen_ai.input.messages", _content(messages))
-        try:
-            yield said
-        finally:
-            answer.error = answer.error or sys.exception()
-            if answer.error is not None:
-                known[names.ERROR_TYPE] = type(answer.error).__qualname__
-                span.set_attribute(names.ERROR_TYPE, known[names.ERROR_TYPE])
-                span.set_status(trace.StatusCode.ERROR)
-            usage = answer.usage or {}
-            for told, counted in ((names.INPUT_TOKENS, "prompt_tokens"), (names.OUTPUT_TOKENS, "completion_tokens")):
-                if counted in usage:
-                    span.set_attribute(told, usage[counted])
-            reason = answer.reason if answer.error is None else "error"
-            if answer.reason:
-                span.set_attribute("gen_ai.response.finish_reasons", [reason])
-            if said is not None:
-                with suppress(*MALFORMED):
-                    span.set_attribute("gen_ai.output.messages", _content([said.message()], finish_reason=reason))
-            now, histograms = perf_counter(), _histograms()
-            histograms["gen_ai.server.request.duration"].record(now - answer.began_at, known)
-            if answer.first_at is not None:
-                histograms["gen_ai.server.time_to_first_token"].record(answer.first_at - answer.began_at, known)
-                if answer.parts > 1:
-                    seconds = (now - answer.first_at) / (answer.parts - 1)
-                    histograms["gen_ai.server.time_per_output_token"].record(seconds, known)
+                given = _content([said.message()], finish_reason=reason)
+                guarded("spans", span.set_attribute, "gen_ai.output.messages", given)
+        guarded("metrics", _record, answer, known)
+        otel_context.detach(token)
+        guarded("spans", span.end)
+
+
+def _start(name: str, parent: otel_context.Context, attributes: Mapping[str, Any]) -> trace.Span:
+    tracer = trace.get_tracer(names.INSTRUMENTATION, schema_url=names.SCHEMA_URL)
+    return tracer.start_span(name, parent, SpanKind.SERVER, attributes)
+
+
+def _record(answer: Answer, known: Mapping[str, Any]) -> None:
+    now, histograms = perf_counter(), _histograms()
+    histograms["gen_ai.server.request.duration"].record(now - answer.began_at, known)
+    if answer.first_at is not None:
+        histograms["gen_ai.server.time_to_first_token"].record(answer.first_at - answer.began_at, known)
+        if answer.parts > 1:
+            seconds = (now - answer.first_at) / (answer.parts - 1)
+            histograms["gen_ai.server.time_per_output_token"].record(seconds, known)
 
 
 def _content(messages: list[dict[str, Any]], **more: str) -> str:

@@ -186,7 +186,8 @@ def _create() -> None:
             from opentelemetry.metrics import _internal
 
             meter_provider = partial(getattr, _internal, "_METER_PROVIDER", _internal)
-            _histograms.update(instruments(metrics.get_meter(names.INSTRUMENTATION), registry.values))
+            made = guarded("metrics", lambda: instruments(metrics.get_meter(names.INSTRUMENTATION), registry.values))
+            _histograms.update(made or {one.name: metrics.NoOpHistogram(one.name) for one in RECORDED})
 
 
 # The registry of sources. It holds a weak reference to each source from its opening to its closing. When a source

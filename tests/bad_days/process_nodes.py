@@ -50,7 +50,7 @@ def fork_and_leave(item: tuple[int, str]) -> tuple[int, int]:
         raise FileNotFoundError(number)
     if way == "exit":
         sys.exit(3)
-    return number, 0
+    return number, -1 if way else 0
 
 
 class ForksWhenPickled:

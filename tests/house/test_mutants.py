@@ -309,6 +309,12 @@ MORE_MUTANTS = [Mutant(*row) for row in [
      "tests/telemetry/test_logs.py::test_what_an_event_says_itself_stays"),
     ("telemetry/spans.py", "(_text(name).lower(), _text(value))", "(_text(name), _text(value))",
      "tests/telemetry/test_continue_trace.py::test_headers_of_any_form_and_case"),
+    ("telemetry/logs.py", "    except BaseException as error:", "    except KeyboardInterrupt as error:",
+     "tests/telemetry/test_doors.py::test_the_first_error_of_a_door_is_logged_and_no_other"),
+    ("actors/worker_process.py", "if not self.calls or self.calls[0].number != number:", "if not self.calls:",
+     "tests/bad_days/test_threads_and_processes.py::test_a_worker_whose_answers_belong_to_no_call_is_killed"),
+    ("actors/_process_worker.py", "            if os.getpid() != _worker:\n                end_forked(None)\n", "",
+     "tests/bad_days/test_threads_and_processes.py::test_a_process_that_a_handler_has_forked_answers_nothing"),
     ("telemetry/logs.py", "except BaseException as broken:", "except KeyboardInterrupt as broken:",
      "tests/telemetry/test_spans.py::test_an_error_without_a_text_is_the_one_that_is_raised"),
 ]]  # fmt: skip

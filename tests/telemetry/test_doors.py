@@ -8,11 +8,15 @@ import asyncio
 import itertools
 import random
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import structlog
@@ -20,8 +24,9 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanContext, TraceFlags
 
 import penstock as ps
-from penstock import engine, telemetry
+from penstock import engine, extension, serving, telemetry
 from tests.kit import Gate, numbers, plain, same
+from tests.serving.openai_server import chat, fails, thinker
 from tests.telemetry import span_targets
 from tests.tracing import provided
 
@@ -593,6 +598,19 @@ async def resource_ends(own: engine.Engine) -> Any:
     return await outcome(run())
 
 
+@way
+async def answers(own: engine.Engine) -> Any:
+    """Answers of a model server; the second ends with an error of its graph."""
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(
+            serving.openai({"thinker": thinker, "fails": fails}, trace_content=True)
+        )
+        transport = httpx.ASGITransport(served, raise_app_exceptions=False)
+        http = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://here"))
+        found = [await chat(http, model, stream=stream) for model in ("thinker", "fails") for stream in (False, True)]
+        return [(one.status_code, one.text.count("data:"), one.text.count("content")) for one in found]
+
+
 @pytest.fixture
 async def own(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[engine.Engine]:
     monkeypatch.setattr("penstock.telemetry.logs._told", set())  # an earlier test may have had an error in a door
@@ -672,3 +690,69 @@ async def test_a_log_that_cannot_be_written_is_told_once_on_standard_error(
     assert fault.calls > 1
     told = "Penstock could not write a log line: RuntimeError('in a door'). It tells this once.\n"
     assert capsys.readouterr().err == told
+
+
+class Faulty(extension.Execution):
+    """Runs coroutines here, and cannot tell its figures."""
+
+    def bind(self, site: extension.Site) -> extension.Bound:
+        return FaultyBound(site.node.fn)
+
+
+class FaultyBound(extension.Bound):
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        super().__init__()
+        self.fn = fn
+
+    async def run(self, attempt: extension.Attempt) -> Any:
+        return await self.fn(*attempt.args)
+
+    def figures(self) -> list[extension.Figure]:
+        raise RuntimeError("no figures")
+
+
+async def test_figures_that_cannot_be_told_are_left_out(own: engine.Engine) -> None:
+    elsewhere = ps.graph(ps.node(runs_on=Faulty("faulty"))(same.fn))
+    with structlog.testing.capture_logs() as events:
+        async with own.deploy(elsewhere) as service:
+            assert await service(1) == 1
+            assert service.statistics().actors[0].figures == ()
+    assert [(event["event"], event["door"]) for event in events] == [("telemetry.failed", "figures")]
+
+
+def test_a_provider_that_makes_no_instruments_is_asked_once(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(NO_INSTRUMENTS)
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "2 results, asked once"), ended
+
+
+NO_INSTRUMENTS = """
+import asyncio
+from opentelemetry import metrics
+
+import penstock as ps
+from penstock import engine
+
+asked = []
+
+
+class Provider(metrics.MeterProvider):
+    def get_meter(self, *args, **kwargs):
+        asked.append(args)
+        raise RuntimeError("no meter")
+
+
+@ps.node
+async def same(x):
+    return x
+
+
+async def main():
+    metrics.set_meter_provider(Provider())
+    found = [await engine.run(ps.graph(same)(x)) for x in (1, 2)]
+    print(len(found), "results, asked", "once" if len(asked) == 1 else len(asked))
+
+
+asyncio.run(main())
+"""
