@@ -32,6 +32,7 @@ from ._errors import (
     CheckpointError,
     ClusterError,
     DataError,
+    DeadLetterError,
     DeadlineExceeded,
     DeploymentFailed,
     DeviceError,
@@ -83,18 +84,17 @@ from .engine.tracing.ref import Ref
 
 __all__ = [
     "Actor", "ActorRestarted", "ActorStopped", "Answer", "Batch", "Cache", "Call", "ChannelClosed", "Checkpoint",
-    "CheckpointError", "ClusterError", "DataError", "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode",
-    "Durable", "EngineClosedError", "EngineLoopError", "ExecutionOptions", "Graph", "GraphTraceError", "Hedge", "Inbox",
-    "InboxClosed", "Interrupted", "ItemInfo", "IterationLimitError", "KeyFinished", "KeyInUse", "KeyStopped",
-    "LoopRecord", "LoopState", "LoopStore", "MissingExtraError", "Node", "NodeCancelledError", "NodeError",
-    "NodeTimeoutError", "NotFinished", "NotStorable", "OptionsError", "OtherArguments", "Overloaded", "PenstockError",
-    "PlanError",
-    "PostgresStore", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "Run",
-    "SQLiteStore", "StaleAnswer", "StreamActor", "StreamWork", "UnknownItemError", "UnknownKey", "UnknownStep", "Work",
-    "WorkSettledError", "WorkerDied", "apply", "asgi", "call", "cluster", "cond", "consume", "current", "data",
-    "device_node", "devices", "emit", "engine", "execution_options", "extension", "fold", "graph", "interrupt",
-    "map_each", "node", "resource", "retry_after", "serving", "set_execution_options", "switch", "tagged",
-    "telemetry", "testing", "while_loop",
+    "CheckpointError", "ClusterError", "DataError", "DeadLetterError", "DeadlineExceeded", "DeploymentFailed",
+    "DeviceError", "DeviceNode", "Durable", "EngineClosedError", "EngineLoopError", "ExecutionOptions", "Graph",
+    "GraphTraceError", "Hedge", "Inbox", "InboxClosed", "Interrupted", "ItemInfo", "IterationLimitError", "KeyFinished",
+    "KeyInUse", "KeyStopped", "LoopRecord", "LoopState", "LoopStore", "MissingExtraError", "Node", "NodeCancelledError",
+    "NodeError", "NodeTimeoutError", "NotFinished", "NotStorable", "OptionsError", "OtherArguments", "Overloaded",
+    "PenstockError", "PlanError", "PostgresStore", "RateLimit", "ReentrantCallError", "Ref", "Resource",
+    "ResourceError", "Retry", "Run", "SQLiteStore", "StaleAnswer", "StreamActor", "StreamWork", "UnknownItemError",
+    "UnknownKey", "UnknownStep", "Work", "WorkSettledError", "WorkerDied", "apply", "asgi", "call", "cluster", "cond",
+    "consume", "current", "data", "device_node", "devices", "emit", "engine", "execution_options", "extension", "fold",
+    "graph", "interrupt", "map_each", "node", "resource", "retry_after", "serving", "set_execution_options", "switch",
+    "tagged", "telemetry", "testing", "while_loop",
 ]  # fmt: skip
 
 # Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make this import take a

@@ -153,6 +153,14 @@ class DeploymentFailed(PenstockError):
     """
 
 
+class DeadLetterError(PenstockError):
+    """A dead letter can never be written, however often it is tried. The error ends its consumer.
+
+    `consume.Kafka.letters_to` raises it. Raise it in a function of your own for `dead_letters=` for the same effect:
+    after any other error, the function is called again.
+    """
+
+
 class MissingExtraError(PenstockError, ImportError):
     """A feature needs a package that only an extra of Penstock installs; the message names the extra."""
 

@@ -103,9 +103,10 @@ class Consumer:
             no deadline, and nodes have their own timeouts.
         source: the source, which no other consumer has at the same time.
         call_of: returns the call for a message. If it raises an error, or returns no call, the message has failed.
-        dead_letters: an async function that puts a message aside whose call has failed. If the function raises, it is
-            called again until it succeeds, with pauses of up to 10 seconds. Until then the position stays before the
-            message.
+        dead_letters: an async function that puts a message aside whose call has failed. It may be called for several
+            messages at a time, but for messages of one key in their order. If the function raises, it is called again
+            until it succeeds, with pauses of up to 10 seconds. Until then the position stays before the message. A
+            `DeadLetterError` ends the consumer.
         order_by: returns the key of a message. Messages of one key are handled one after the other, in each partition.
             None for no order.
         max_open: the most messages that are taken and not ended, over all partitions. Each partition has an equal

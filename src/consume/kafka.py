@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, cast
 
-from .. import MissingExtraError, OptionsError
-from ..actors.accepted import NAME, check
+from .. import DeadLetterError, MissingExtraError, OptionsError
+from ..actors.accepted import NAME, check, refuse_unknown
+from ..telemetry import logs
 from .partitions import Partitions
 from .source import DeadLetter, Message, Source
 
@@ -21,6 +22,9 @@ _TAKE_MS: Final = 5_000
 # How often the ends of the partitions are asked for, and positions are committed that no message has.
 _LOOK_SECONDS: Final = 2.0
 _RETRY_SECONDS: Final = 0.1
+# A topic that was made a moment ago may not be known yet.
+_NEW_TOPIC_SECONDS: Final = 2.0
+_NO_TOPIC: Final = 3  # the code of the error in Kafka's protocol
 _REFUSED: Final = {
     "enable_auto_commit": "offsets are committed when their messages have ended",
     "key_deserializer": "a message that the deserializer refuses would stop its partition: decode the key in order_by=",
@@ -77,9 +81,11 @@ class Kafka(Source):
             raise MissingExtraError(
                 'consume.Kafka needs aiokafka: pip install "penstock[kafka]"', name="aiokafka"
             ) from error
+        refuse_unknown(settings, _settings_of(self._aiokafka.AIOKafkaConsumer), "Kafka")
         errors = cast("dict[str, Any]", vars(self._aiokafka.errors))
         # Errors that pass by themselves, and errors that a request raises in the midst of a rebalance.
-        self.outages = (OSError, errors["IllegalStateError"], *filter(_is_passing, errors.values()))
+        passing = (error for error in errors.values() if getattr(error, "retriable", False))
+        self.outages = (OSError, errors["IllegalStateError"], errors["KafkaTimeoutError"], *passing)
         self._topics = topics
         self._settings = {"auto_offset_reset": "earliest", **settings, "group_id": group_id}
         session = settings.get("session_timeout_ms", _SESSION_MS)
@@ -88,8 +94,8 @@ class Kafka(Source):
         self._drain_seconds = max(rebalance - settings.get("heartbeat_interval_ms", _HEARTBEAT_MS) - 1000, 0) / 1000
         self.keep_seconds = settings.get("max_poll_interval_ms", _MAX_POLL_INTERVAL_MS) / 4000
         self._consumer: Any = None
-        self._producer: Any = None
-        self._writes_letters = False
+        self._producers: dict[str, Any] = {}
+        self._letters: dict[str, dict[str, Any]] = {}  # the settings of the producer for each topic of dead letters
         self._taking: set[Any] = set()
         self._offsets: dict[Any, _Offsets] = {}
         self._generation = -1  # of the group, when it gave the partitions
@@ -99,23 +105,51 @@ class Kafka(Source):
         self._commits: set[asyncio.Task[bool]] = set()
         self._committing = asyncio.Lock()
 
-    def letters_to(self, topic: str, /) -> Callable[[DeadLetter], Awaitable[None]]:
+    def letters_to(self, topic: str, /, **producer: Any) -> Callable[[DeadLetter], Awaitable[None]]:
         """Return a function that writes dead letters to a topic, for `dead_letters=` of `Consumer`.
 
         A letter has the key, the value and the headers of its message, and the headers `source` (its identity),
-        `error` and `attempts`.
+        `error` and `attempts`. If Kafka refuses a letter for good, such as a letter that is too large, the letter is
+        written without its value, and the header `reason` says why. If that is refused, too, the consumer ends with a
+        `DeadLetterError`.
 
         Args:
-            topic: the name of the topic.
+            topic: the name of the topic, which exists when the consumer starts.
+            **producer: settings of `aiokafka.AIOKafkaProducer`, such as `max_request_size` and `compression_type`.
+
+        Raises:
+            OptionsError: the producer has no such setting.
         """
         check("topic", topic, NAME, "letters_to(")
-        self._writes_letters = True
+        known = _settings_of(self._aiokafka.AIOKafkaProducer)
+        refuse_unknown(producer, known, "letters_to")
+        shared = {name: value for name, value in self._settings.items() if name in known}
+        self._letters[topic] = {**shared, "acks": "all", **producer}
 
         async def write(letter: DeadLetter) -> None:
             message = letter.message
             own = {"source": message.identity, "error": f"{letter.error!r:.500}", "attempts": str(letter.attempts)}
             headers = [*message.headers, *((name, text.encode(errors="replace")) for name, text in own.items())]
-            await self._producer.send_and_wait(topic, message.value, message.key, headers=headers)
+            send = self._producers[topic].send_and_wait
+            # What aiokafka refuses by itself: a message that has neither key nor value, or headers of another type.
+            refused = (self._aiokafka.errors.KafkaError, AssertionError, TypeError, ValueError)
+            try:
+                await send(topic, message.value, message.key, headers=headers)
+            except self.outages:
+                raise
+            except refused as error:
+                headers.append(("reason", f"{error!r:.500}".encode(errors="replace")))
+                try:
+                    await send(topic, b"", message.key, headers=headers)
+                except self.outages:
+                    raise
+                except refused as second:
+                    raise DeadLetterError(
+                        f"the dead letter of {message.identity} cannot be written to {topic}: {error!r:.200}, "
+                        f"and without its value: {second!r:.200}. Allow it, with settings of the topic and of "
+                        "letters_to(), or put such messages aside with a function of your own"
+                    ) from second
+            logs.warning("consume.dead_letter", message=message.identity, topic=topic, error=letter.error)
 
         return write
 
@@ -136,12 +170,11 @@ class Kafka(Source):
 
         told = {"on_partitions_assigned": assigned, "on_partitions_revoked": revoked}
         async with AsyncExitStack() as stack:
-            if self._writes_letters:
-                known = inspect.signature(kafka.AIOKafkaProducer).parameters
-                shared = {name: value for name, value in self._settings.items() if name in known}
-                self._producer = kafka.AIOKafkaProducer(**shared, acks="all")
-                stack.push_async_callback(self._producer.stop)
-                await self._producer.start()
+            await self._find_topics()
+            for topic, settings in self._letters.items():
+                self._producers[topic] = producer = kafka.AIOKafkaProducer(**settings)
+                stack.push_async_callback(producer.stop)
+                await producer.start()
             self._consumer = kafka.AIOKafkaConsumer(**self._settings, enable_auto_commit=False)
             stack.push_async_callback(self._consumer.stop)
             self._consumer.subscribe(self._topics, listener=type("_Told", (kafka.ConsumerRebalanceListener,), told)())
@@ -150,6 +183,27 @@ class Kafka(Source):
             stack.push_async_callback(self._stop_tasks, looking)
             await self._consumer.start()
             yield
+
+    async def _find_topics(self) -> None:
+        """Raise an error if a topic does not exist. The clients would wait for it, and then not name it."""
+        admin = import_module("aiokafka.admin").AIOKafkaAdminClient
+        known = _settings_of(admin)
+        client = admin(**{name: value for name, value in self._settings.items() if name in known})
+        ends_at = asyncio.get_running_loop().time() + _NEW_TOPIC_SECONDS
+        try:
+            await client.start()
+            while True:
+                found = await client.describe_topics(sorted({*self._topics, *self._letters}))
+                missing = [topic["topic"] for topic in found if topic["error_code"] == _NO_TOPIC]
+                if not missing:
+                    return
+                if asyncio.get_running_loop().time() > ends_at:
+                    raise OptionsError(
+                        f"the broker has no topic {' and no topic '.join(map(repr, missing))}: create it"
+                    )
+                await asyncio.sleep(_RETRY_SECONDS)
+        finally:
+            await client.close()
 
     async def take(self, partition: Any, n: int, /) -> Sequence[Message]:
         """Return the next records."""
@@ -207,7 +261,7 @@ class Kafka(Source):
     async def _look_often(self) -> None:
         while True:
             self._is_given.clear()
-            with suppress(*self.outages, self._aiokafka.errors.KafkaTimeoutError):
+            with suppress(*self.outages):
                 await self._look()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
@@ -261,5 +315,5 @@ class Kafka(Source):
         return max(one.end, self._consumer.highwater(partition) or 0 if is_assigned else 0) - one.committed
 
 
-def _is_passing(error: object) -> bool:
-    return isinstance(error, type) and issubclass(error, Exception) and bool(getattr(error, "retriable", False))
+def _settings_of(client: Any) -> set[str]:
+    return set(inspect.signature(client).parameters)

@@ -5,7 +5,17 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Any, Final, TypeVar, cast
 
-from .. import Call, DeploymentFailed, EngineClosedError, NodeCancelledError, NotFinished, engine, tagged, telemetry
+from .. import (
+    Call,
+    DeadLetterError,
+    DeploymentFailed,
+    EngineClosedError,
+    NodeCancelledError,
+    NotFinished,
+    engine,
+    tagged,
+    telemetry,
+)
 from ..actors.tasks import Condition
 from ..extension import attempts_of
 from ..telemetry import logs
@@ -176,6 +186,7 @@ class Partition:
         self.open: dict[int, Message] = {}
         self.unsettled: list[Message] = []
         self._ended: set[int] = set()
+        self._last_letters: dict[Hashable, asyncio.Task[None]] = {}  # of each key, while it is being written
         self._number = itertools.count()
         self._taking = 0
         self._stream: engine.Stream[Any, int] | None = None
@@ -194,19 +205,23 @@ class Partition:
         if self.before:
             await asyncio.wait(self.before)
         order_by = None if self._held._order_by is None else self._key_of
-        async with self._held._service.stream(
-            self._calls(), ordered=False, order_by=order_by, trace_items=True, max_in_flight=self._held._max_open,
-            timeout_seconds=None,  # for a stream of many calls, a timeout would count until the end of the stream
-        ) as self._stream:  # fmt: skip
-            async for outcome in self._stream.outcomes():
-                number, error = outcome.tag, outcome.error
-                if isinstance(error, NotFinished):
-                    continue
-                if isinstance(error, EngineClosedError | DeploymentFailed):
-                    raise error
-                if error is not None:
-                    await self._bury(DeadLetter(self.open[number], error, attempts_of(error)))
-                self._end(number)
+        try:
+            async with asyncio.TaskGroup() as self._letters, self._held._service.stream(
+                self._calls(), ordered=False, order_by=order_by, trace_items=True, max_in_flight=self._held._max_open,
+                timeout_seconds=None,  # for a stream of many calls, a timeout would count until the end of the stream
+            ) as self._stream:  # fmt: skip
+                async for outcome in self._stream.outcomes():
+                    number, error = outcome.tag, outcome.error
+                    if isinstance(error, NotFinished):
+                        continue
+                    if isinstance(error, EngineClosedError | DeploymentFailed):
+                        raise error
+                    if error is not None:
+                        self._bury(number, DeadLetter(self.open[number], error, attempts_of(error)))
+                    else:
+                        self._end(number)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
     async def _calls(self) -> AsyncIterator[Call[Any, int]]:
         """Yield the calls of the messages, as long as there is room."""
@@ -226,8 +241,7 @@ class Partition:
                         )
                     call = tagged(telemetry.continued(call, message.headers), number)
                 except Exception as error:  # noqa: BLE001 - of the user's function: this message has failed, not the consumer
-                    await self._bury(DeadLetter(message, error, 0))
-                    self._end(number)
+                    self._bury(number, DeadLetter(message, error, 0))
                 else:
                     yield call
             self._held._has_room()
@@ -249,19 +263,32 @@ class Partition:
         assert self._held._order_by is not None
         return self._held._order_by(self.open[call.tag])
 
-    async def _bury(self, letter: DeadLetter) -> None:
+    def _bury(self, number: int, letter: DeadLetter) -> None:
+        """Write a dead letter beside the others: a letter takes a round trip. Letters of a key are in order."""
+        key = letter.message.key
+        self._last_letters[key] = self._letters.create_task(self._write(number, letter, self._last_letters.get(key)))
+
+    async def _write(self, number: int, letter: DeadLetter, before: asyncio.Task[None] | None) -> None:
         """Write a dead letter. While writing fails, the message stays open."""
+        key, identity = letter.message.key, letter.message.identity
+        if before is not None and key is not None:
+            await asyncio.wait([before])
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
                 await uncancelled(self._held._bury, letter)
+            except DeadLetterError:
+                raise
             except Exception as refusal:  # noqa: BLE001 - whatever it is, the letter is not written
-                logs.warning("consume.letter_not_written", message=letter.message.identity, error=refusal)
+                logs.warning("consume.letter_not_written", message=identity, error=refusal)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 10 * PAUSE_SECONDS)
             else:
-                self._held._dead_letters += 1
-                return
+                break
+        self._held._dead_letters += 1
+        if self._last_letters.get(key) is asyncio.current_task():
+            del self._last_letters[key]
+        self._end(number)
 
     def _end(self, number: int) -> None:
         """Note that a message has ended."""

@@ -1,12 +1,13 @@
 """A fake of aiokafka and of its broker, in memory: topics, a group that is rebalanced eagerly, commits that may fail.
 
-`Broker.module()` stands for the module `aiokafka`. It acts like aiokafka 0.14, as far as consumers see. A rebalance
-awaits `on_partitions_revoked` with all partitions, and continues without a member that does not return within its
-rebalance timeout. Requests wait while the broker is away. A member that does not poll within `max_poll_interval_ms`
-leaves.
+`Broker.install()` puts it in the place of the module `aiokafka`. It acts like aiokafka 0.14, as far as consumers see. A
+rebalance awaits `on_partitions_revoked` with all partitions, and continues without a member that does not return
+within its rebalance timeout. Requests wait while the broker is away. A member that does not poll within
+`max_poll_interval_ms` leaves.
 """
 
 import asyncio
+import sys
 from abc import ABC
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +16,8 @@ from random import Random
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from zlib import crc32
+
+import pytest
 
 
 class TopicPartition(NamedTuple):
@@ -27,7 +30,7 @@ class Record(NamedTuple):
     partition: int
     offset: int
     key: bytes | None
-    value: bytes
+    value: bytes | None
     headers: Sequence[tuple[str, bytes]]
 
 
@@ -44,6 +47,10 @@ class IllegalStateError(KafkaError):
 
 
 class IllegalGenerationError(KafkaError):
+    pass
+
+
+class MessageSizeTooLargeError(KafkaError):
     pass
 
 
@@ -76,6 +83,7 @@ class Broker:
         self.members: list[Consumer] = []
         self.generation = self.refused = 0
         self.is_away = False
+        self.missing: set[str] = set()  # names of topics
         self._changed = asyncio.Event()
         self._rebalancing: asyncio.Task[None] | None = None
         self._again = False
@@ -83,7 +91,7 @@ class Broker:
     def topic(self, name: str) -> list[TopicPartition]:
         return [TopicPartition(name, number) for number in range(self.partitions.get(name, 1))]
 
-    def append(self, topic: str, value: bytes, key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> None:
+    def append(self, topic: str, value: bytes | None, key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> None:
         tp = self.topic(topic)[crc32(key or b"") % self.partitions.get(topic, 1)]
         log = self.logs.setdefault(tp, [])
         log.append(Record(tp.topic, tp.partition, len(log), key, value, headers))
@@ -139,19 +147,25 @@ class Broker:
         for one, share in shares.items():
             one.assign(share, self.generation)
 
-    def module(self) -> ModuleType:
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have this broker's fake of aiokafka imported."""
+        admin = SimpleNamespace(AIOKafkaAdminClient=partial(Admin, self))
+        for name, module in (("aiokafka", self._module()), ("aiokafka.admin", admin)):
+            monkeypatch.setitem(sys.modules, name, module)
+
+    def _module(self) -> ModuleType:
         module = ModuleType("aiokafka")
         module.__dict__.update(
             TopicPartition=TopicPartition,
             ConsumerRebalanceListener=ConsumerRebalanceListener,
             AIOKafkaConsumer=partial(Consumer, self),
-            AIOKafkaProducer=_producer_of(self),
+            AIOKafkaProducer=partial(Producer, self),
             structs=SimpleNamespace(OffsetAndMetadata=OffsetAndMetadata),
             errors=SimpleNamespace(
                 KafkaError=KafkaError, IllegalGenerationError=IllegalGenerationError,
                 UnknownMemberIdError=IllegalGenerationError, RebalanceInProgressError=IllegalGenerationError,
                 IllegalStateError=IllegalStateError, RequestTimedOutError=RequestTimedOutError,
-                KafkaTimeoutError=RequestTimedOutError,
+                KafkaTimeoutError=RequestTimedOutError, MessageSizeTooLargeError=MessageSizeTooLargeError,
             ),
         )  # fmt: skip
         return module
@@ -339,22 +353,39 @@ class Coordinator:
         await asyncio.sleep(0)
 
 
-def _producer_of(broker: Broker) -> Any:
-    class Producer:
-        def __init__(self, *, acks: str, bootstrap_servers: str = "") -> None:
-            assert acks == "all"
+class Producer:
+    def __init__(
+        self, broker: Broker, *, acks: str, bootstrap_servers: str = "", max_request_size: int = 1_048_576
+    ) -> None:
+        assert acks == "all"
+        self.broker, self.max_request_size = broker, max_request_size
 
-        async def start(self) -> None:
-            await broker.request()
+    async def start(self) -> None:
+        await self.broker.request()
 
-        async def stop(self) -> None: ...
+    async def stop(self) -> None: ...
 
-        async def send_and_wait(
-            self, topic: str, value: bytes, key: bytes | None, headers: Sequence[tuple[str, bytes]]
-        ) -> None:
-            await broker.request()
-            if broker.rng.random() < 0.2:
-                raise RequestTimedOutError
-            broker.append(topic, value, key, headers)
+    async def send_and_wait(
+        self, topic: str, value: bytes | None, key: bytes | None, headers: Sequence[tuple[str, bytes]]
+    ) -> None:
+        assert not (value is None and key is None), "Need at least one: key or value"
+        if len(value or b"") + len(key or b"") + sum(len(text) for _, text in headers) > self.max_request_size:
+            raise MessageSizeTooLargeError
+        await self.broker.request()
+        if self.broker.rng.random() < 0.2:
+            raise RequestTimedOutError
+        self.broker.append(topic, value, key, headers)
 
-    return Producer
+
+class Admin:
+    def __init__(self, broker: Broker, *, bootstrap_servers: str = "") -> None:
+        self.broker = broker
+
+    async def start(self) -> None:
+        await self.broker.request()
+
+    async def close(self) -> None: ...
+
+    async def describe_topics(self, topics: Sequence[str]) -> list[dict[str, Any]]:
+        await self.broker.request()
+        return [{"topic": name, "error_code": 3 if name in self.broker.missing else 0} for name in topics]

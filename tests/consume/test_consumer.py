@@ -314,6 +314,29 @@ async def test_a_letter_tells_the_attempts_of_its_node_whatever_notes_the_error_
     }
 
 
+@virtual
+async def test_letters_are_written_together_and_those_of_a_key_in_order() -> None:
+    log = log_of(Random(12), 1, 40, keys=6)
+    world, together, begun = World(log, poison=1.0), asyncio.Barrier(5), set[Any]()
+
+    async def bury(letter: consume.DeadLetter) -> None:
+        key = letter.message.key
+        if key and key not in begun:
+            begun.add(key)
+            await together.wait()  # one letter of each key
+        await world.bury(letter)
+
+    member = Member(log)
+    async with (
+        engine.deploy(world.handle) as service,
+        consume.Consumer(service, member, world.call_of, dead_letters=bury),
+    ):
+        await member.give([0])
+        await until(lambda: log.is_settled)
+    assert in_order((one.message.identity, one.message.value) for one in world.letters)
+    assert len(world.letters) == 40
+
+
 @pytest.mark.parametrize("function", ["take", "settle", "keep"])
 @pytest.mark.parametrize("error", [Boom("not authorized"), asyncio.CancelledError()])
 async def test_an_error_of_the_source_that_is_no_outage_ends_the_consumer(function: str, error: BaseException) -> None:

@@ -70,12 +70,17 @@ class World:
             key = self.rng.randrange(KEYS)
             made.append((b"%d" % numbers[key], b"key %d" % key))
             numbers[key] += 1
+        if self.broker is None:
+            await make_topics(self.servers, {self.name: PARTITIONS, self.name + ".dead": 1})
+        await self.send(made)
+
+    async def send(self, made: list[tuple[bytes, bytes]]) -> None:
+        """Write messages, pairs of value and key."""
         headers = [("kind", b"order")]
         if self.broker is not None:
             for number, name in made:
                 self.broker.append(self.name, number, name, headers)
             return
-        await make_topics(self.servers, {self.name: PARTITIONS, self.name + ".dead": 1})
         kafka = import_module("aiokafka")
         async with kafka.AIOKafkaProducer(bootstrap_servers=self.servers, acks="all") as producer:
             await asyncio.gather(
@@ -157,7 +162,7 @@ async def world_of_a_fake(monkeypatch: pytest.MonkeyPatch, messages: int) -> Any
     """Return a world with a fake broker; the seed of the loop draws all that is random."""
     seed: int = asyncio.get_running_loop().seed  # type: ignore[attr-defined]
     broker = Broker(Random(seed), {"orders": PARTITIONS})
-    monkeypatch.setitem(sys.modules, "aiokafka", broker.module())
+    broker.install(monkeypatch)
     world = World(seed, broker, "", messages)
     await world.produce()
     return world
@@ -214,6 +219,52 @@ def test_dead_letters_have_their_source_and_a_refused_one_is_written_again(run: 
         assert consumer.statistics().dead_letters == len(letters)
 
     run(scenario, messages=60)
+
+
+def test_a_letter_that_is_refused_for_good_is_written_without_its_value(run: Run) -> None:
+    async def scenario(world: World) -> None:
+        await world.send([(b"x" * 1_048_400, b"large")])  # with the headers of a letter it is too large
+        world.messages += 1
+        async with world.consumer():
+            await world.until_settled()
+        [letter] = await world.dead_letters()
+        headers = dict(letter.headers)
+        assert (letter.key, letter.value) == (b"large", b"")
+        assert headers["source"].startswith(world.name.encode() + b"/")
+        assert b"ValueError" in headers["error"]
+        assert b"MessageSizeTooLargeError" in headers["reason"]
+
+    run(scenario, messages=20, seeds=3)
+
+
+def test_a_letter_that_is_refused_also_without_its_value_ends_the_consumer(
+    monkeypatch: pytest.MonkeyPatch, effort: int
+) -> None:
+    async def main() -> None:
+        world = await world_of_a_fake(monkeypatch, 20)
+        await world.send([(b"no number", b"key" * 400_000)])
+        [place] = [log[-1] for log in world.broker.logs.values() if len(log[-1].key) > 1000]
+        said = (
+            rf"orders/{place.partition}/{place.offset} cannot be written to orders.dead: .*TooLarge.*without its value"
+        )
+        with pytest.raises(ps.DeadLetterError, match=said):
+            async with world.consumer() as consumer:
+                await consumer.wait_failed()
+        assert world.broker.committed.get(place[:2], 0) <= place.offset
+
+    testing.interleavings(main, count=5 * effort)
+
+
+def test_a_topic_that_does_not_exist_is_named_when_the_consumer_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        world = await world_of_a_fake(monkeypatch, 0)
+        world.broker.missing = {"orders", "orders.dead"}
+        with pytest.raises(ps.OptionsError, match=r"no topic orders and no topic orders\.dead"):
+            async with world.consumer():
+                pass
+        assert world.broker.members == []
+
+    testing.interleavings(main, count=2)
 
 
 def test_an_outage_that_is_longer_than_the_poll_interval_costs_no_partition(run: Run) -> None:
@@ -343,11 +394,14 @@ def test_a_broker_that_is_away_costs_nothing(monkeypatch: pytest.MonkeyPatch, ef
         ({"enable_auto_commit": True}, "enable_auto_commit"),
         ({"value_deserializer": bytes}, "parse the value in a node"),
         ({"key_deserializer": bytes}, "decode the key in order_by="),
+        ({"bootstrap_server": "localhost"}, "did you mean bootstrap_servers?"),
     ],
 )
-def test_a_setting_that_would_lose_messages_is_refused(settings: dict[str, Any], said: str) -> None:
+def test_a_setting_that_would_lose_messages_or_does_not_exist_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ps.OptionsError, match=said):
         consume.Kafka("orders", group_id="billing", **settings)
+    with pytest.raises(ps.OptionsError, match="did you mean max_request_size"):
+        consume.Kafka("orders", group_id="billing").letters_to("dead", max_request=1)
 
 
 def test_without_aiokafka_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -33,7 +32,7 @@ async def test_orders_are_inserted_once_and_what_is_poison_is_put_aside(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broker = Broker(Random(1), {"orders": 4})
-    monkeypatch.setitem(sys.modules, "aiokafka", broker.module())
+    broker.install(monkeypatch)
     monkeypatch.setattr(consumer, "DATABASE", str(tmp_path / "orders.db"))
     for number in range(200):
         order = json.dumps({"item": f"item{number % 40}"}).encode() if number != 50 else b"{broken"
