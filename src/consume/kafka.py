@@ -198,9 +198,7 @@ class Kafka(Source):
                 if not missing:
                     return
                 if asyncio.get_running_loop().time() > ends_at:
-                    raise OptionsError(
-                        f"the broker has no topic {' and no topic '.join(map(repr, missing))}: create it"
-                    )
+                    raise OptionsError(f"the broker has no topic {' and no topic '.join(missing)}: create it")
                 await asyncio.sleep(_RETRY_SECONDS)
         finally:
             await client.close()
