@@ -13,7 +13,7 @@ import pytest
 import penstock as ps
 from penstock import engine, extension, testing
 from penstock.telemetry import names
-from tests.kit import Gate, Gauge, begun, outcomes, plain, same, values_of
+from tests.kit import Gate, Gauge, begun, outcomes, plain, same, values_of, virtual
 from tests.telemetry.collected import collecting
 
 HOW_TO = Path(__file__).parents[2] / "docs/how-to"
@@ -146,6 +146,7 @@ async def test_an_execution_is_told_what_it_works_on(tasks: InTasks) -> None:
     assert ps.current().graph == ""  # this task works on no item
 
 
+@virtual
 async def test_a_timeout_counts_from_when_the_work_begins(tasks: InTasks) -> None:
     @ps.node(runs_on=tasks, timeout_seconds=0.05)
     async def elsewhere(item: int) -> int:

@@ -18,7 +18,7 @@ import penstock as ps
 from penstock import engine
 from penstock.saving import loops as loops_module
 from penstock.saving import store as store_module
-from tests.kit import Gate, added, cancelled_at_every_step, outcomes, same, values_of
+from tests.kit import Gate, added, cancelled_at_every_step, outcomes, same, values_of, virtual
 from tests.saving.agents import TURNS, WORDS, Job, MemoryStore, State, fails, stop, without_threads
 
 
@@ -240,6 +240,7 @@ async def test_services_and_streams_take_keys(job: Job) -> None:
         assert service.statistics().completed == 3
 
 
+@virtual
 async def test_the_deadline_of_a_call_covers_what_its_store_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(MemoryStore):
         seconds = 3600.0
@@ -252,7 +253,7 @@ async def test_the_deadline_of_a_call_covers_what_its_store_takes(monkeypatch: p
     with pytest.raises(ps.DeadlineExceeded, match=r"'k' was not taken within 0\.01 s"):
         await job.run(timeout_seconds=0.01)
     # If the call gets its key, its error still shows the timeout that it was given.
-    monkeypatch.setattr(Slow, "seconds", 0.05)
+    monkeypatch.setattr(Slow, "seconds", 0.01)
     job.in_turn = {1: asyncio.Event().wait}
     async with engine.deploy(job.graph) as service:
         for run in (engine.run, service.run):

@@ -13,10 +13,12 @@ class Studio:
 
     Args:
         arguments: the arguments of the command, such as the paths of the sockets.
+        before: what the process runs before the command.
     """
 
-    def __init__(self, *arguments: str | Path) -> None:
-        command = [sys.executable, "-m", "penstock", "studio", *map(str, arguments)]
+    def __init__(self, *arguments: str | Path, before: str = "pass") -> None:
+        program = f"import sys\n{before}\nfrom penstock._cli import main\nsys.exit(main())"
+        command = [sys.executable, "-c", program, "studio", *map(str, arguments)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().strip()
