@@ -126,7 +126,10 @@ def number(text: str, fits: Callable[[float], bool]) -> OptionRule:
     """
 
     def is_number(value: object) -> bool:
-        return not isinstance(value, bool) and isinstance(value, Real) and bool(fits(float(value)))
+        try:
+            return not isinstance(value, bool) and isinstance(value, Real) and bool(fits(float(value)))
+        except OverflowError:  # a whole number that is too large
+            return False
 
     return OptionRule(text, is_number)
 
@@ -185,6 +188,7 @@ NAME = OptionRule(
 FUNCTION = OptionRule("a function", callable)
 KEY = OptionRule("a function that is not async, because a key is not awaited", is_read_at_once)
 POSITIVE = number("a finite number above 0", lambda value: 0 < value < math.inf)
+FINITE = number("a finite number", math.isfinite)
 NOT_NEGATIVE = number("a finite number that is not negative", lambda value: 0 <= value < math.inf)
 TIMEOUT = optional(number("a number of seconds, 0 or more", lambda value: value >= 0))
 SHARE = number("a share between 0 and 1", lambda value: 0 <= value <= 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from .._errors import OptionsError, Overloaded
-from ..actors.accepted import KEY, NOT_NEGATIVE, POSITIVE, check, one_of, optional, refuse_awaitable, whole
+from ..actors.accepted import FINITE, KEY, NOT_NEGATIVE, POSITIVE, check, one_of, optional, refuse_awaitable, whole
 from ..actors.channel import PriorityFifo
 from ..actors.loop_host import Actor
 from ..actors.own_loops import Inbox, Work
@@ -152,9 +152,10 @@ class RateLimit(Actor[Any, Any]):
             used: how many tokens; a negative number gives tokens back.
 
         Raises:
-            OptionsError: the limit does not have `scope="engine"`; or several Engines use the limit, and the caller is
-                not a node.
+            OptionsError: `used` is not a finite number; the limit does not have `scope="engine"`; or several Engines
+                use the limit, and the caller is not a node.
         """
+        check("used", used, FINITE, "settle(")
         gates = [*self._of_engines.values()]
         if self._penstock_is_shared and (pools := pools_around()) is not None:
             gates = [gate] if (gate := self._of_engines.get(pools)) is not None else []

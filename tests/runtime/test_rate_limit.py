@@ -216,6 +216,13 @@ def quota_of(tenant: str) -> float:
     return {"a": 10.0, "b": 1.0}[tenant]
 
 
+@pytest.mark.parametrize("used", [float("inf"), float("-inf"), float("nan"), 10**400, "20"])
+def test_tokens_that_are_no_finite_number_are_refused_and_leave_the_key_as_it_was(used: Any) -> None:
+    limit = ps.RateLimit(per_second=10, burst=5, key=lambda item: item, scope="engine")
+    with pytest.raises(ps.OptionsError, match="settle\\(used=.*a finite number"):
+        limit.settle("a", used)
+
+
 @virtual
 async def test_each_key_has_its_rate_and_settles_its_debt_alone() -> None:
     limit = ps.RateLimit(per_second=quota_of, burst=10, key=tenant_of, scope="engine", cost=lambda request: request[1])
