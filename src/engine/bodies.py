@@ -225,6 +225,8 @@ class _Bodies(Listener):
             self._parent.body_ended(self.stop)
             current.source.reset(token)
             await self._unwound()
+            if self._parent.state != "running":
+                self._error = None  # nobody is told
         error = self._error
         if error is not None:
             self._error = None

@@ -219,7 +219,7 @@ def quota_of(tenant: str) -> float:
 @pytest.mark.parametrize("used", [float("inf"), float("-inf"), float("nan"), 10**400, "20"])
 def test_tokens_that_are_no_finite_number_are_refused_and_leave_the_key_as_it_was(used: Any) -> None:
     limit = ps.RateLimit(per_second=10, burst=5, key=lambda item: item, scope="engine")
-    with pytest.raises(ps.OptionsError, match="settle\\(used=.*a finite number"):
+    with pytest.raises(ps.OptionsError, match=r"settle\(used=.*a finite number"):
         limit.settle("a", used)
 
 
