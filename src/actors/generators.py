@@ -176,8 +176,8 @@ class GeneratorTask(MemberTask):
     def _reader_left(self) -> None:
         if not self._has_failed:
             self._stop()
-        elif self._frame.state == "running" and self.buffer.error is not None:
-            self._log_unread(self.buffer.error)  # after the end of the frame, it is the error of the frame
+        elif self.buffer.error is not None and self.buffer.error is not self._frame.error:
+            self._log_unread(self.buffer.error)
 
     def _stop(self) -> None:
         # A task that is cancelled before its first step would never run, and so not close the iterator.

@@ -160,10 +160,14 @@ class StreamBuffer(Generic[T]):
         self.held.clear()
         self._wake_reader()
         self.wake_producer()
+        self.tell_abandoned()
+        self.error = None  # breaks a cycle: its traceback may refer to this buffer
+
+    def tell_abandoned(self) -> None:
+        """Tell the producer, once, that the reader takes nothing more, nor the error at the end."""
         on_abandoned, self.on_abandoned = self.on_abandoned, None
         if on_abandoned is not None:
             on_abandoned()
-        self.error = None  # breaks a cycle: its traceback may refer to this buffer
 
     def _wake_reader(self) -> None:
         if self.waiter is not None and not self.waiter.done():

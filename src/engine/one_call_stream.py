@@ -265,6 +265,8 @@ class StreamingCall(OpenStream, Listener):
         self._frame.close()
         if frame.state != "done" and self.reader is not None and not self.reader.buffer.abandoned:
             error = frame.error or self._error or NodeCancelledError("the call was cancelled")
+            if self.reader.buffer.error is not None:  # the generator has failed, and the reader gets another error
+                self.reader.buffer.tell_abandoned()
             self.reader.buffer.fail(error)
         self._opened.set()
         if self.events is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -179,6 +180,21 @@ async def test_an_error_that_no_reader_comes_to_is_logged() -> None:
         with capture_logs() as logs:
             assert await engine.run((source >> one)()) == 0
         assert [(log["event"], log["node"]) for log in logs] == [("stream.unread_error", "numbers")]
+
+
+@pytest.mark.parametrize("deployed", [False, True])
+@pytest.mark.parametrize("expires", [False, True])
+@virtual
+async def test_an_error_that_the_program_does_not_read_is_logged(deployed: bool, expires: bool) -> None:
+    graph = Source(fails_at={2: ValueError("third")}).graph
+    options: dict[str, Any] = {"timeout_seconds": 1} if expires else {}
+    async with AsyncExitStack() as stack:
+        own: Any = await stack.enter_async_context(engine.deploy(graph)) if deployed else engine
+        with capture_logs() as logs:
+            async with own.stream(graph(), **options) as numbers:
+                assert await anext(numbers) == 0
+                await asyncio.sleep(2)  # the generator has failed
+    assert [(log["event"], log["node"]) for log in logs] == [("stream.unread_error", "numbers")]
 
 
 async def test_retry_only_before_the_first_value() -> None:
