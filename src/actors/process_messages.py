@@ -341,6 +341,7 @@ class SentError(NamedTuple):
     Attributes:
         type_name: the name of the type of the exception.
         pickled: the pickled exception; None if the exception does not pickle.
+        is_error: whether it is an `Exception`, and not one that ends a program.
         reason: why the exception does not pickle.
         traceback: the traceback, as text.
     """
@@ -349,36 +350,38 @@ class SentError(NamedTuple):
     pickled: bytes | None
     reason: str
     traceback: str
+    is_error: bool
 
 
 def encode_error(error: BaseException, text: str, dumps: Callable[[BaseException], bytes] = pickle.dumps) -> SentError:
     """Return any exception in a form that can be sent."""
+    is_error = isinstance(error, Exception)
     try:
-        return SentError(type_name(error), dumps(error), "", text)
+        return SentError(type_name(error), dumps(error), "", text, is_error)
     except Exception as reason:  # noqa: BLE001 - reducers are the exception's own code and may raise anything
-        return SentError(type_name(error), None, f"{type(reason).__name__}: {shown(reason, str)}", text)
+        return SentError(type_name(error), None, f"{type(reason).__name__}: {shown(reason, str)}", text, is_error)
 
 
-def decode_error(sent: SentError, target: str) -> BaseException:
-    """Return the exception that `target` has raised; a TypeError that names its type if it cannot be rebuilt."""
+def decode_error(sent: SentError, target: str, how: str = "raised") -> BaseException:
+    """Return the exception that `target` has raised, with its traceback in the worker process as its cause.
+
+    An exception that cannot be rebuilt as one of its kind becomes a TypeError that names its type.
+    """
+    cause = RemoteTraceback(sent.traceback)
     reason = sent.reason
     if sent.pickled is not None:
         try:
             # Many exceptions pickle but cannot be rebuilt: their constructors have other parameters than `args`, their
             # attributes cannot be set, or their reducers build another object.
             error = pickle.loads(sent.pickled)
-            if isinstance(error, BaseException):
-                return error
+            if isinstance(error, Exception if sent.is_error else BaseException):
+                # An exception that was returned, and never raised, has no traceback.
+                return with_cause(error, cause) if how == "raised" or "Traceback (" in sent.traceback else error
             reason = f"it is rebuilt as an object of type {type_name(error)}"
-        except Exception as failure:  # noqa: BLE001 - constructors are the exception's own code and may raise anything
+        except (Exception, SystemExit, KeyboardInterrupt) as failure:  # noqa: BLE001 - constructors may raise anything
             reason = f"{type(failure).__name__}: {shown(failure, str)}"
-    how, where = ("raised", "; its traceback is shown as the cause") if sent.traceback else ("returned", "")
-    return TypeError(f"{target!r} {how} {sent.type_name}, which does not survive pickling ({reason}){where}")
-
-
-def raised_there(sent: SentError, target: str) -> BaseException:
-    """Return the exception that `target` has raised, with the traceback in the worker process as its cause."""
-    return with_cause(decode_error(sent, target), RemoteTraceback(sent.traceback))
+    what = f"{target!r} {how} {sent.type_name}, which does not survive pickling ({reason})"
+    return with_cause(TypeError(f"{what}; its traceback is shown as the cause"), cause)
 
 
 def pack_error(error: BaseException, dumps: Callable[[BaseException], bytes] = pickle.dumps) -> bytes:
@@ -400,7 +403,7 @@ def unpack_error(packed: bytes, name: str) -> BaseException:
         name: the function that raised the exception. The `TypeError` in place of an exception that does not pickle
             names this function.
     """
-    return raised_there(SentError(*pickle.loads(packed)), name)
+    return decode_error(SentError(*pickle.loads(packed)), name)
 
 
 def encode_results(results: Iterable[object], target: str, seconds: float) -> Message:
@@ -408,24 +411,28 @@ def encode_results(results: Iterable[object], target: str, seconds: float) -> Me
 
     The results are pickled together, so that objects that they share are sent once.
     """
-    given = [encode_error(result, "") if isinstance(result, BaseException) else result for result in results]
+    given = [_returned(result) if isinstance(result, BaseException) else result for result in results]
     with suppress(Exception):  # the failing result is found below
         return encode((True, given, seconds), given, is_rebuilt=True)
     given = [_checked(result, target) for result in given]
     return encode((True, given, seconds), given)
 
 
+def _returned(error: BaseException) -> SentError:
+    return encode_error(error, "".join(traceback.format_exception(error)))
+
+
 def _checked(result: object, target: str) -> object:
     try:
         encode(result, (result,), is_rebuilt=True)
     except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
-        return encode_error(unsendable(target, result, error), "")
+        return _returned(unsendable(target, result, error))
     return result
 
 
 def decode_results(sent: Iterable[object], target: str) -> list[object]:
     """Return the results of a batch, with errors in the places of their `SentError`s."""
-    return [decode_error(one, target) if isinstance(one, SentError) else one for one in sent]
+    return [decode_error(one, target, "returned") if isinstance(one, SentError) else one for one in sent]
 
 
 def unsendable(target: str, result: object, error: Exception) -> TypeError:

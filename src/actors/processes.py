@@ -579,7 +579,7 @@ def _unpack(call: WorkerCall, body: memoryview, buffers: list[process_messages.M
     except BaseException as error:  # noqa: BLE001 - constructors are the result's own code and may raise anything
         return _Outcome(call, error=process_messages.unbuilt(target, error))
     if not succeeded:
-        return _Outcome(call, error=process_messages.raised_there(value, target), seconds=seconds)
+        return _Outcome(call, error=process_messages.decode_error(value, target), seconds=seconds)
     if "batch_size" in call.request.item and isinstance(value, list):
         value = process_messages.decode_results(cast("list[object]", value), target)
     return _Outcome(call, value, seconds=seconds)

@@ -101,9 +101,12 @@ def _unpack_inline(body: bytes, buffers: list[bytes]) -> Any:
 
 def unpack(packed: Packed) -> Any:
     """Return the value that was packed. Its arrays are read-only."""
-    if isinstance(packed, list):
-        return pickle.loads(packed[0], buffers=packed[1:])
-    return pickle.loads(packed)
+    try:
+        if isinstance(packed, list):
+            return pickle.loads(packed[0], buffers=packed[1:])
+        return pickle.loads(packed)
+    except (SystemExit, KeyboardInterrupt) as error:  # of a constructor, which must not end the process that reads
+        raise TypeError(f"a value that has travelled cannot be rebuilt here: {error!r}") from error
 
 
 def size_of(packed: Packed) -> int:

@@ -185,6 +185,16 @@ class RebuiltAsNoException(Exception):
         return dict, ()
 
 
+class RebuiltAsInterrupt(Exception):
+    def __reduce__(self) -> tuple[type[KeyboardInterrupt], tuple[()]]:
+        return KeyboardInterrupt, ()
+
+
+class ExitsWhenRebuilt(Exception):
+    def __reduce__(self) -> Any:
+        return sys.exit, (1,)
+
+
 class RefusesAttributes(Exception):
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(name)

@@ -204,7 +204,7 @@ async def test_what_does_not_pickle_and_what_is_missing_is_named(pool: ProcessPo
         await call(pool, jobs.echo, jobs.OnlyThere(os.getpid()))
     errors: list[tuple[Any, ...]] = [
         (jobs.TwoArguments, "one", "two"), (jobs.HoldsALock,), (jobs.RebuiltAsNoException,), (jobs.Frozen, 1),
-        (jobs.RebuiltOnlyThere,),
+        (jobs.RebuiltOnlyThere,), (jobs.RebuiltAsInterrupt,), (jobs.ExitsWhenRebuilt,),
     ]  # fmt: skip
     for kind, *args in errors:
         with pytest.raises(TypeError, match=f"raised .*{kind.__name__}, which does not survive pickling") as raised:

@@ -467,6 +467,8 @@ def test_an_error_of_another_process_comes_back_with_its_traceback() -> None:
     assert "raise error" in str(found.__cause__)
     with pytest.raises(TypeError, match=r"'fails' raised .*Local, which does not survive pickling"):
         raise extension.unpack_error(fails(Local()), "fails")
+    with pytest.raises(SystemExit):
+        raise extension.unpack_error(fails(SystemExit()), "fails")
 
 
 def test_a_device_node_that_runs_there_takes_no_option_of_a_device(tasks: InTasks) -> None:

@@ -5,7 +5,7 @@ import re
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -52,6 +52,7 @@ async def test_an_item_that_does_not_pickle_fails_alone_in_its_batch() -> None:
     assert "(_thread.lock) cannot be sent back" in str(results[4])
     assert "an item (generator)" in str(results[5])
     assert "returned tests.runtime.process_nodes.ApiError, which does not survive pickling" in str(results[7])
+    assert "400: empty" in str(cast("Exception", results[7]).__cause__)
     assert "(tests.runtime.process_nodes.Unbuilt) cannot be sent back" in str(results[8])
     assert all(isinstance(results[position], TypeError) for position in (1, 4, 5, 7, 8))
 
