@@ -47,7 +47,7 @@ class Pools:
         # By the origin of a node. Weak keys, so that a node that a factory has made for a single request leaves no
         # entry here.
         self._limiters: WeakKeyDictionary[object, Limiter] = WeakKeyDictionary()
-        self._hedges: WeakKeyDictionary[object, HedgeBudget] = WeakKeyDictionary()
+        self._hedges: WeakKeyDictionary[object, dict[float, HedgeBudget]] = WeakKeyDictionary()
         self._results: WeakKeyDictionary[object, dict[Cache, ResultCache]] = WeakKeyDictionary()
 
     def threads(self) -> ThreadPool:
@@ -92,7 +92,7 @@ class Pools:
 
     def hedge_budget(self, origin: object, share: float) -> HedgeBudget:
         """Return the budget for second attempts of a node, given its origin and its `max_share`."""
-        return self._hedges.setdefault(origin, HedgeBudget(share))
+        return self._hedges.setdefault(origin, {}).setdefault(share, HedgeBudget(share))
 
     def results(self, origin: object, cache: Cache) -> ResultCache:
         """Return the results that a node keeps with these options, given the origin of the node."""

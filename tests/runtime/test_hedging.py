@@ -152,6 +152,24 @@ async def test_max_share_is_a_bucket_that_each_call_fills() -> None:
 
 
 @virtual
+async def test_a_copy_with_another_max_share_has_a_budget_of_its_own() -> None:
+    begun: list[str] = []
+
+    @ps.node(hedge=ps.Hedge(after_seconds=1, max_share=0))
+    async def call(name: str) -> None:
+        begun.append(name)
+        await asyncio.sleep(5)
+
+    of_copy = ps.graph(call.with_policy(hedge=ps.Hedge(after_seconds=1, max_share=1)))
+    async with engine.Engine() as own:
+        for number in range(3):
+            await own.run(ps.graph(call)("original"))
+            await own.run(of_copy(f"copy {number}"))
+    assert begun.count("original") == 4  # the budget begins with 1
+    assert [begun.count(f"copy {number}") for number in range(3)] == [2, 2, 2]
+
+
+@virtual
 async def test_it_is_counted() -> None:
     slow, soon = after(60, "slow"), after(2, "soon")
     attempts = Attempts(slow, soon, soon, slow, after(0, "at once"))
