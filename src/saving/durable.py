@@ -249,7 +249,7 @@ class Durable:
         if loop.given is None:
             raise OptionsError(
                 f"the key {key!r} was kept by an earlier version, without the arguments of its call: give the call, "
-                f"service.run({loop.graph}(...), key={key!r})"
+                f"service.run({loop.graph}(...), durable_key={key!r})"
             )
         return loop.graph, await asyncio.to_thread(decoded, loop.given)
 
