@@ -23,13 +23,14 @@ from .engine.interception import Interception, intercept
 from .engine.node import Execution, Scope, Site
 from .engine.stages import StageIterator, StageRole, ThreadIterator, has_state, has_value, is_stream, stage_node
 from .engine.stateful import as_node
+from .engine.tracing.annotations import hints_of
 from .telemetry.counters import Figure, tell_in_top
 
 __all__ = [
     "Attempt", "Bound", "Execution", "Figure", "Interception", "LoopMailbox", "Packer", "Places", "Scope", "Site",
     "StageIterator", "StageRole", "ThreadIterator", "as_node", "attempts_of", "filled_inbox", "filled_stream_inbox",
-    "has_state", "has_value", "intercept", "is_stream", "pack_error", "replaced", "split_stream", "stage_node",
-    "tell_in_top", "unpack_error", "working_on",
+    "has_state", "has_value", "hints_of", "intercept", "is_stream", "pack_error", "replaced", "split_stream",
+    "stage_node", "tell_in_top", "unpack_error", "working_on",
 ]  # fmt: skip
 
 __getattr__, __dir__ = public(__name__)

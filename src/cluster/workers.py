@@ -120,7 +120,7 @@ class Workers(extension.Execution):
 
     def check(self, node: Node[..., Any]) -> None:
         """Refuse nodes that need the event loop of the driver: parameters that are streams, and order."""
-        for name, hint in getattr(node.fn, "__annotations__", {}).items():
+        for name, hint in extension.hints_of(node.fn).items():
             origin = get_origin(hint) or hint
             if name != "return" and inspect.isclass(origin) and issubclass(origin, AsyncIterable):
                 raise TypeError(_takes_a_stream(node.name, name))

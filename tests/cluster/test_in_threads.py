@@ -123,6 +123,12 @@ def test_a_parameter_that_is_a_stream_is_refused_with_map_each_as_remedy() -> No
         async def refused(values: AsyncIterator[int]) -> int:
             return len([value async for value in values])
 
+    async def as_text(values: "AsyncIterator[int]") -> int:  # as all annotations with `from __future__ import`
+        return len([value async for value in values])
+
+    with pytest.raises(TypeError, match="parameter 'values' is a stream"):
+        ps.node(runs_on=WORKERS)(as_text)
+
 
 async def test_a_stream_that_comes_without_an_annotation_is_refused_as_well() -> None:
     reads = graph_of(lambda most: untold(count(most)), awaits=True)
