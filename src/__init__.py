@@ -97,9 +97,7 @@ __all__ = [
     "tagged", "telemetry", "testing", "while_loop",
 ]  # fmt: skip
 
-# Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make this import take a
-# quarter longer.
-__version__ = "0.1.0"
+__version__ = telemetry.names.VERSION
 
 if TYPE_CHECKING:
     from . import asgi, cluster, consume, data, devices, extension, serving, testing

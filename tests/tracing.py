@@ -79,6 +79,9 @@ class Tracing:
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.spans() if span.name == name]
 
+    def streams(self) -> list[ReadableSpan]:
+        return [span for span in self.spans() if span.name.startswith(names.STREAM)]
+
     def one(self, name: str) -> ReadableSpan:
         (span,) = self.named(name)
         return span

@@ -263,7 +263,7 @@ def _count(consumer: Consumer) -> None:
     def total(number: int, field: str, options: CallbackOptions) -> Iterable[Observation]:
         yield Observation(_closed[number] + sum(getattr(one.statistics(), field) for one in list(_open)))
 
-    meter = get_meter(names.INSTRUMENTATION)
+    meter = get_meter(names.INSTRUMENTATION, names.VERSION)
     level, counter = meter.create_observable_up_down_counter, meter.create_observable_counter
     _instruments.extend([
         level(names.METRIC_CONSUMER_LAG, [partial(levels, "lag")], "{message}"),

@@ -298,7 +298,9 @@ class Pipeline(OpenStream):
         """Count and log an item that failed and is skipped."""
         self.skipped += 1
         spans.item_skipped(self._span, frame.layout.name, frame.item, frame.error)
-        logs.warning("stream.item_skipped", graph=frame.layout.name, item=frame.item, error=frame.error)
+        span = frame.run_span if isinstance(frame, RunningCall) else self._span
+        with spans.current_for_logs(span):
+            logs.warning("stream.item_skipped", graph=frame.layout.name, item=frame.item, error=frame.error)
 
     def finish(self) -> None:
         """Take no more calls from the source; items in flight go on to their ends, and can still be read."""
@@ -401,7 +403,9 @@ class Pipeline(OpenStream):
                 self._changed.notify_all()
 
     async def _prepare(self, call: Call[Any]) -> Wired:
-        self._graph_name = self._graph_name or call.graph.name
+        if not self._graph_name:
+            self._graph_name = call.graph.name
+            spans.name_stream(self._span, self._graph_name)
         try:
             return await self._prepare_graph(call.graph)
         except asyncio.CancelledError:
@@ -600,9 +604,11 @@ class Pipeline(OpenStream):
         outcome, error = self._outcome or ("cancelled", None)
         self._outcome = self._source_error = None  # breaks cycles: their tracebacks refer to this pipeline
         if self._span is not None:
+            window = self.window
+            cancelled = window.cancelled + window.expired
             spans.end_stream(
-                self._span, outcome, error, items=self.window.submitted, failed=self.window.failed,
-                skipped=self.skipped,
+                self._span, outcome, error, items=window.submitted, failed=window.failed - cancelled,
+                skipped=self.skipped, cancelled=cancelled,
             )  # fmt: skip
         self._scope.engine.stream_closed(self)
         if self._options.collect_metrics:

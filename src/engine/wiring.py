@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import length_hint
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from ..actors import attempts
 from ..actors.chains import LONGEST_LINE, SHORTEST_PART, Link, compose, compose_line
@@ -13,6 +13,7 @@ from ..actors.channel import Channel
 from ..actors.execution import ASYNC, GENERAL, INLINE, Bound
 from ..actors.executions import Inline
 from ..actors.frame import Frame
+from ..actors.loop_host import Actor, StreamActor
 from ..actors.node_actor import UNLIMITED, Limiter, NodeActor
 from ..actors.own_loops import bytes_of
 from ..actors.policy import Cache, Policy
@@ -341,6 +342,8 @@ class Wiring(Scope):
         limiter = self._limiter(node, execution, instance)
         actor = NodeActor(step.label, program.name, unit.index, node.policy, limiter, self._inbox(node, unit))
         actor.fn = instance.handler if isinstance(instance, Instance) else node._target
+        if isinstance(owner := getattr(actor.fn, "__self__", None), Actor | StreamActor):
+            actor.fn = cast("Any", owner).loop  # only its name is used
         site = Site(self, program, unit, node, instance, limiter, self._failover(program, step), place)
         bound = execution.bind(site)
         if not node._reads_streams:

@@ -33,7 +33,7 @@ MALFORMED: Final = (APIError, AttributeError, LookupError, RecursionError, TypeE
 
 @cache
 def _histograms() -> dict[str, metrics.Histogram]:
-    meter = metrics.get_meter(names.INSTRUMENTATION, schema_url=names.SCHEMA_URL)
+    meter = metrics.get_meter(names.INSTRUMENTATION, names.VERSION, schema_url=names.SCHEMA_URL)
     return {
         name: meter.create_histogram(name, "s", said, explicit_bucket_boundaries_advisory=boundaries)
         for name, (said, boundaries) in _MEASURED.items()

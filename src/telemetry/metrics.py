@@ -186,7 +186,9 @@ def _create() -> None:
             from opentelemetry.metrics import _internal
 
             meter_provider = partial(getattr, _internal, "_METER_PROVIDER", _internal)
-            made = guarded("metrics", lambda: instruments(metrics.get_meter(names.INSTRUMENTATION), registry.values))
+            made = guarded(
+                "metrics", lambda: instruments(metrics.get_meter(names.INSTRUMENTATION, names.VERSION), registry.values)
+            )
             _histograms.update(made or {one.name: metrics.NoOpHistogram(one.name) for one in RECORDED})
 
 

@@ -7,9 +7,11 @@ all others begin with `penstock.`. Times are in seconds.
 SEMANTIC_CONVENTIONS = "1.44.0"
 SCHEMA_URL = f"https://opentelemetry.io/schemas/{SEMANTIC_CONVENTIONS}"
 INSTRUMENTATION = "penstock"
+# Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make `import penstock` take
+# a quarter longer.
+VERSION = "0.1.0"
 
-# Spans. All names but that of a stream are followed by the name of a graph or node; the span of a node execution has
-# the name of its node.
+# Spans. All names are followed by the name of a graph or node; the span of a node execution has the name of its node.
 RUN = "penstock.run"
 STREAM = "penstock.stream"
 BATCH = "penstock.batch"
@@ -42,6 +44,10 @@ MACHINE = "penstock.machine"
 WORKER = "penstock.worker"
 ERROR_TYPE = "error.type"
 ERROR_MESSAGE = "exception.message"
+EXCEPTION = "exception"
+EXCEPTION_TYPE = "exception.type"
+EXCEPTION_STACKTRACE = "exception.stacktrace"
+EXCEPTION_ESCAPED = "exception.escaped"
 ADMISSION_WAIT = "penstock.admission_wait_seconds"
 KEY_WAIT = "penstock.key_wait_seconds"
 OPEN_WAIT = "penstock.open_wait_seconds"
@@ -55,6 +61,7 @@ PROCESS_PID = "process.pid"
 STREAM_ITEMS = "penstock.stream.items"
 STREAM_FAILED = "penstock.stream.failed"
 STREAM_SKIPPED = "penstock.stream.skipped"
+STREAM_CANCELLED = "penstock.stream.cancelled"
 
 # Attributes of work on devices.
 DEVICE = "penstock.device"

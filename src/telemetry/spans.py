@@ -11,7 +11,8 @@ from contextvars import Token
 from functools import cache, partial
 from threading import current_thread
 from time import perf_counter, time_ns
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
+from traceback import format_exception
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, cast
 
 from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
@@ -20,6 +21,7 @@ from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanContext, SpanKind,
 
 from . import names
 from .logs import guarded, shown
+from .text import cut
 
 if TYPE_CHECKING:
     from opentelemetry.propagators.composite import CompositePropagator
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 # Spans are held explicitly and passed as `context=`. A context is attached only around one call of user code, never
 # across a `yield`, because a stream that is left early could not detach it.
 
-_tracer = trace.get_tracer(names.INSTRUMENTATION, schema_url=names.SCHEMA_URL)
+_tracer = trace.get_tracer(names.INSTRUMENTATION, names.VERSION, schema_url=names.SCHEMA_URL)
 
 AttributeValue = str | int | float | Sequence[str]
 P = ParamSpec("P")
@@ -73,9 +75,26 @@ def is_recorded(span: Span) -> bool:
 def record_error(span: Span, error: BaseException) -> None:
     """Mark a span as failed, with the type and the text of the error."""
     told(span.set_attribute, names.ERROR_TYPE, type(error).__qualname__)
-    told(span.set_status, Status(StatusCode.ERROR, shown(error, str)))
+    text = cut(shown(error, str), _MOST_TEXT)
+    told(span.set_status, Status(StatusCode.ERROR, text))
     if isinstance(error, Exception):
-        guarded("record_exception", span.record_exception, error)  # the SDK calls its `__str__`, which is user code
+        guarded("record_exception", _record_exception, span, error, text)
+
+
+# A receiver refuses a batch of spans of more than 4 MB, with the spans of other calls in it. So long texts are cut.
+_MOST_TEXT: Final = 4_000
+_MOST_STACK: Final = 16_000
+
+
+def _record_exception(span: Span, error: Exception, text: str) -> None:
+    """Do what `span.record_exception` does, with texts of a bounded length."""
+    module, name = type(error).__module__, type(error).__qualname__
+    stack = cut("".join(format_exception(error)), _MOST_STACK)
+    event = {
+        names.EXCEPTION_TYPE: name if module == "builtins" else f"{module}.{name}",
+        names.ERROR_MESSAGE: text, names.EXCEPTION_STACKTRACE: stack, names.EXCEPTION_ESCAPED: "False",
+    }  # fmt: skip
+    span.add_event(names.EXCEPTION, event)
 
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str] | tuple[bytes, bytes] | tuple[str, bytes]]
@@ -318,18 +337,46 @@ def start_stream(context: contextvars.Context | None) -> Span | None:
     return span
 
 
+def name_stream(span: Span | None, graph: str) -> None:
+    """Name the span of a stream after the graph of its first call."""
+    if span is not None:
+        told(span.update_name, f"{names.STREAM} {graph}")
+        told(span.set_attribute, names.GRAPH, graph)
+
+
+def current_for_logs(span: Span | None) -> AbstractContextManager[object]:
+    """Return a context manager that makes the span of an item current, so that a log record has its ids."""
+    return nullcontext() if span is None else _attached(trace.set_span_in_context(span))
+
+
+@contextmanager
+def _attached(context: Context) -> Generator[None]:
+    token = otel_context.attach(context)
+    try:
+        yield
+    finally:
+        otel_context.detach(token)
+
+
 def item_skipped(span: Span | None, graph: str, item: int, error: BaseException | None) -> None:
     """Add an event to the span of a stream: an item was skipped."""
     if span is not None and is_recorded(span):
         attributes: dict[str, str | int] = {names.GRAPH: graph, names.ITEM: item}
         if error is not None:
             attributes[names.ERROR_TYPE] = type(error).__qualname__
-            attributes[names.ERROR_MESSAGE] = shown(error, str)
+            attributes[names.ERROR_MESSAGE] = cut(shown(error, str), _MOST_TEXT)
         told(span.add_event, names.ITEM_SKIPPED, attributes)
 
 
 def end_stream(
-    span: Span | None, outcome: str, error: BaseException | None, *, items: int, failed: int, skipped: int
+    span: Span | None,
+    outcome: str,
+    error: BaseException | None,
+    *,
+    items: int,
+    failed: int,
+    skipped: int,
+    cancelled: int,
 ) -> None:
     """End the span of a stream, if there is one.
 
@@ -340,9 +387,13 @@ def end_stream(
         items: how many items were started.
         failed: how many of these items failed.
         skipped: how many of the failed items were skipped.
+        cancelled: how many of these items were cancelled or expired, as when the reader leaves.
     """
     if span is not None and is_recorded(span):
-        counts = {names.STREAM_ITEMS: items, names.STREAM_FAILED: failed, names.STREAM_SKIPPED: skipped}
+        counts = {
+            names.STREAM_ITEMS: items, names.STREAM_FAILED: failed, names.STREAM_SKIPPED: skipped,
+            names.STREAM_CANCELLED: cancelled,
+        }  # fmt: skip
         told(span.set_attributes, counts)
     end_run(span, outcome, error)
 
@@ -493,7 +544,10 @@ def happened(event: str, node: str, error: BaseException | None = None, **more: 
     """
     attributes: dict[str, AttributeValue] = {names.NODE: node, **more}
     if error is not None:
-        attributes |= {names.ERROR_TYPE: type(error).__qualname__, names.ERROR_MESSAGE: shown(error, str)}
+        attributes |= {
+            names.ERROR_TYPE: type(error).__qualname__,
+            names.ERROR_MESSAGE: cut(shown(error, str), _MOST_TEXT),
+        }
     told(present().add_event, event, attributes)
 
 

@@ -26,6 +26,12 @@ def on_one_line(text: str) -> str:
     return _BREAKS.sub(lambda found: " " if found[0] in "\r\n" else f"\\u{ord(found[0]):04x}", text)
 
 
+def cut(text: str, most: int) -> str:
+    """Return a text of at most `most` characters and the number of characters that were cut out of its middle."""
+    left = len(text) - most
+    return text if left <= 0 else f"{text[: most // 2]} ... [{left} characters] ... {text[-(most // 2) :]}"
+
+
 def width(text: str) -> int:
     """Return the number of terminal columns that `text` takes."""
     if text.isascii():

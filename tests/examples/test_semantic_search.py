@@ -127,7 +127,7 @@ def test_its_trace_arrives(traced: tuple[subprocess.CompletedProcess[str], Recei
     assert {span.parent_span_id for span in spans} - ids == {b""}  # every parent has arrived
     names = Counter(span.name for span in spans)
     assert names["penstock.run ask"] == 65  # 64 callers, and the query that ranks
-    assert (names["penstock.stream"], names["penstock.run fill"]) == (1, 2)
+    assert (names["penstock.stream fill"], names["penstock.run fill"]) == (1, 2)
 
 
 def test_texts_are_short() -> None:

@@ -106,7 +106,7 @@ async def test_warnings_of_the_library_name_what_they_are_about_and_no_other_ite
     (event,) = [event for event in events if event["event"] == "stream.item_skipped"]
     assert (event["graph"], event["item"]) == ("fail", 0)
     assert "node" not in event
-    assert event["span_id"] == trace.format_span_id(id_of(tracing.one("read")))
+    assert event["span_id"] == trace.format_span_id(id_of(tracing.one("penstock.run fail")))
 
 
 async def test_an_event_in_a_worker_process_names_graph_node_item_and_attempt_too() -> None:

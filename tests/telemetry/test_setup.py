@@ -14,6 +14,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+import penstock as ps
 from penstock import telemetry
 from tests.devices.processes import run_program
 from tests.forked import Forks, forking
@@ -23,6 +24,7 @@ from tests.telemetry.otlp_receiver import Receiver, receiving
 BEGIN = """
 import os, sys
 from opentelemetry import metrics, trace
+import penstock as ps
 from penstock import telemetry
 from tests.telemetry.small_application import run
 """
@@ -253,6 +255,9 @@ def test_a_worker_process_has_its_own_process_in_the_resource_of_its_spans(
         succeed(program, url, OTEL_METRICS_EXPORTER="none", OTEL_EXPERIMENTAL_RESOURCE_DETECTORS="otel,process")
     )
     found = {span.name: resource["process.pid"] for resource, span in groups_of(receiver)}
+    bodies = [ExportTraceServiceRequest.FromString(body) for body in receiver.bodies("traces")]
+    scopes = [scope.scope for body in bodies for group in body.resource_spans for scope in group.scope_spans]
+    assert {scope.version for scope in scopes if scope.name == "penstock"} == {ps.__version__}
     assert found["traced"] == parent
     assert found["inner 0"] not in (parent, None)
 

@@ -110,7 +110,7 @@ async def test_no_span_stays_open_when_a_stateful_node_fails(failing: Any, traci
     with pytest.raises(ConnectionError):
         async with engine.deploy(graph) as service:
             await service(1)
-    assert len(tracing.named("penstock.stream")) == 1
+    assert len(tracing.streams()) == 1
 
 
 async def test_no_span_stays_open_when_an_engine_is_closed(tracing: Tracing) -> None:
@@ -119,7 +119,7 @@ async def test_no_span_stays_open_when_an_engine_is_closed(tracing: Tracing) -> 
         calls = await begun(own.run(graph(1)), read_one(own.stream([graph(1)])))
     assert await outcomes(*calls) == [ps.EngineClosedError] * 2
     assert len(tracing.named("penstock.run Model")) >= 1
-    assert len(tracing.named("penstock.stream")) == 1
+    assert len(tracing.streams()) == 1
 
 
 async def read_one(stream: engine.Stream[int]) -> int:
@@ -293,6 +293,19 @@ async def test_a_call_that_gets_no_place_has_a_span_that_says_so(tracing: Tracin
     assert sorted(waited) == [False, False, True]
 
 
+async def test_a_text_of_a_megabyte_is_cut(tracing: Tracing) -> None:
+    @ps.node
+    async def raise_page(x: int) -> int:
+        raise ValueError("begin" + "x" * 1_000_000 + "end")
+
+    with pytest.raises(ValueError, match="begin"):
+        await engine.run(ps.graph(raise_page)(1))
+    for span in tracing.spans():
+        assert len(span.to_json()) < 50_000
+        assert str(span.status.description).startswith("begin")
+        assert str(span.status.description).endswith("end")
+
+
 def waits(tracing: Tracing, run: str, name: str) -> list[bool]:
     """Returns for each span of a run, in the order of their beginnings, whether it says how long the run waited."""
     runs = sorted(tracing.named(run), key=lambda span: span.start_time or 0)
@@ -379,9 +392,9 @@ async def test_a_call_says_how_long_it_waited_for_resources_and_stateful_nodes(t
 async def test_a_stream_says_how_it_ended_and_which_items_it_skipped(tracing: Tracing) -> None:
     calls = [line(0), failing(1), line(2)]
     assert await values_of(engine.stream(calls, on_error="skip")) == [1, 3]
-    whole = tracing.one("penstock.stream")
-    said = (names.OUTCOME, names.STREAM_ITEMS, names.STREAM_FAILED, names.STREAM_SKIPPED)
-    assert [attributes_of(whole)[name] for name in said] == ["done", 3, 1, 1]
+    [whole] = tracing.streams()
+    said = (names.OUTCOME, names.STREAM_ITEMS, names.STREAM_FAILED, names.STREAM_SKIPPED, names.GRAPH)
+    assert [attributes_of(whole)[name] for name in said] == ["done", 3, 1, 1, "paused_to_added"]
     (event,) = whole.events
     assert event.name == names.ITEM_SKIPPED
     assert dict(event.attributes or {}) == {
@@ -391,18 +404,21 @@ async def test_a_stream_says_how_it_ended_and_which_items_it_skipped(tracing: Tr
 
     with pytest.raises(LookupError):
         await values_of(engine.stream(calls))
-    assert outcomes_in(tracing.named("penstock.stream")) == ["failed"]
+    assert outcomes_in(tracing.streams()) == ["failed"]
     tracing.exporter.clear()
 
     async with engine.stream(line(x) for x in range(100)) as stream:
         async for _ in stream:
             break
-    assert outcomes_in(tracing.named("penstock.stream")) == ["cancelled"]
+    assert outcomes_in(tracing.streams()) == ["cancelled"]
+    said = (names.STREAM_FAILED, names.STREAM_CANCELLED)
+    runs = outcomes_in(tracing.named("penstock.run paused_to_added"))
+    assert [attributes_of(tracing.streams()[0])[name] for name in said] == [0, runs.count("cancelled")]
     tracing.exporter.clear()
 
     with pytest.raises(TimeoutError):
         await values_of(engine.stream([line(1)], timeout_seconds=0))
-    assert outcomes_in(tracing.named("penstock.stream")) == ["expired"]
+    assert outcomes_in(tracing.streams()) == ["expired"]
 
 
 def test_an_item_that_unwinds_after_its_reader_knows_says_how_it_ended(tracing: Tracing) -> None:
@@ -492,7 +508,7 @@ async def test_each_item_begins_a_trace_that_is_linked_to_the_stream(tracing: Tr
     else:
         values = await values_of(engine.stream(received() if of == "async source" else calls(), trace_items=True))
     assert values == [1, 2, 3]
-    stream, runs = tracing.one("penstock.stream"), tracing.named("penstock.run paused_to_added")
+    [stream], runs = tracing.streams(), tracing.named("penstock.run paused_to_added")
     assert [span.parent for span in (stream, *runs)] == [None] * 4
     assert len({trace_of(span) for span in (stream, *runs)}) == 4
     for run in runs:
