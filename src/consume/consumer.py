@@ -17,7 +17,7 @@ from ..actors.accepted import KEY, NOT_NEGATIVE, POSITIVE, OptionRule, check, op
 from ..extension import tell_in_top
 from ..telemetry import logs, names
 from ..telemetry.tables import Column, Rendered, Table, count
-from .partitions import PAUSE_SECONDS, Partition, Partitions, uncancelled
+from .partitions import CLOSING_SECONDS, PAUSE_SECONDS, Partition, Partitions, uncancelled
 from .source import DeadLetter, Message, Source
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -113,6 +113,7 @@ class Consumer:
             share. Allow at least one message for each partition; otherwise partitions take turns.
         settle_seconds: how often ended messages are settled, in seconds.
         drain_seconds: how long the end may take, in seconds. Messages that are open then are cancelled, and come again.
+            The last commit and closing the source may take 1.5 seconds longer.
 
     Raises:
         OptionsError: an argument does not accept its value.
@@ -146,6 +147,7 @@ class Consumer:
         self._stack = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
         self._over = asyncio.Event()
+        self._starting: asyncio.Timeout | None = None
         self._error: BaseException | None = None
 
     async def __aenter__(self) -> Self:
@@ -164,21 +166,35 @@ class Consumer:
         self._stack.callback(tell_in_top(lambda: [("consumer", self.statistics()._line())]))
         async with AsyncExitStack() as on_error:
             on_error.push_async_exit(self)
-            await self._stack.enter_async_context(self._source.partitions(self._held))
+            try:
+                async with asyncio.timeout(None) as self._starting:
+                    await uncancelled(self._stack.enter_async_context, self._source.partitions(self._held))
+            except TimeoutError:
+                if not self._over.is_set():
+                    raise
+            finally:
+                self._starting = None
             on_error.pop_all()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        drain_seconds = self._drain_seconds if error is None and self._error is None else 0
+        self._held._close_within(drain_seconds)
         try:
-            await self._held._end(self._drain_seconds if error is None and self._error is None else 0)
+            await self._held._end(drain_seconds)
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._stack.aclose()
-            _open.discard(self)
-            _closed[0] += self._held._dead_letters
-            _closed[1] += self._held._late
+            try:
+                async with asyncio.timeout(self._held.closing_seconds + CLOSING_SECONDS):
+                    await uncancelled(self._stack.aclose)
+            except TimeoutError as timeout:
+                logs.warning("consume.not_closed", error=timeout)
+            finally:
+                _open.discard(self)
+                _closed[0] += self._held._dead_letters
+                _closed[1] += self._held._late
         if error is None and self._error is not None:
             raise self._error
 
@@ -208,7 +224,14 @@ class Consumer:
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
+        self._stop()
+
+    def _stop(self) -> None:
+        """End `wait_failed`, and a start that is under way."""
         self._over.set()
+        self._held._close_within(0 if self._error is not None else self._drain_seconds)
+        if self._starting is not None:
+            self._starting.reschedule(asyncio.get_running_loop().time())
 
     async def _settle(self, seconds: float) -> None:
         while True:
@@ -274,7 +297,7 @@ def _count(consumer: Consumer) -> None:
 
 
 async def run(consumer: Consumer) -> ConsumerStatistics:
-    """Consume until SIGTERM or SIGINT, and then finish the open messages.
+    """Consume until SIGTERM or SIGINT, and then finish the open messages. A signal also ends a start that is under way.
 
     Further signals change nothing, because a process and its group often get a signal each; `drain_seconds` bounds the
     end. The earlier handlers of both signals are restored when this returns. Outside of the main thread, no signal is
@@ -290,20 +313,20 @@ async def run(consumer: Consumer) -> ConsumerStatistics:
         Exception: the error that ended the consumer; see `Consumer.wait_failed`.
     """
     with ExitStack() as handlers:
+        handlers.enter_context(_at_a_signal(consumer._stop))
         async with consumer:
-            handlers.enter_context(_set_by_signal(consumer._over))
             await consumer._over.wait()
     return consumer.statistics()
 
 
 @contextmanager
-def _set_by_signal(event: asyncio.Event) -> Generator[None, None, None]:
-    """Set an event at a signal, and restore the earlier handlers at the end."""
+def _at_a_signal(stop: Callable[[], None]) -> Generator[None, None, None]:
+    """Call a function of the loop at a signal, and restore the earlier handlers at the end."""
     loop = asyncio.get_running_loop()
     before: dict[signal.Signals, Any] = {}
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(event.set)
+        loop.call_soon_threadsafe(stop)
 
     # Not `loop.add_signal_handler`: a loop cannot be asked for the handler that it had before.
     if threading.current_thread() is threading.main_thread():

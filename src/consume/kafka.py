@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from .. import DeadLetterError, MissingExtraError, OptionsError
 from ..actors.accepted import NAME, check, refuse_unknown
 from ..telemetry import logs
-from .partitions import Partitions
+from .partitions import CLOSING_SECONDS, Partitions
 from .source import DeadLetter, Message, Source
 
 # Aiokafka's defaults of the timeouts that matter here, in milliseconds.
@@ -173,10 +173,10 @@ class Kafka(Source):
             await self._find_topics()
             for topic, settings in self._letters.items():
                 self._producers[topic] = producer = kafka.AIOKafkaProducer(**settings)
-                stack.push_async_callback(producer.stop)
+                stack.push_async_callback(_close, producer, producer.client, held)
                 await producer.start()
             self._consumer = kafka.AIOKafkaConsumer(**self._settings, enable_auto_commit=False)
-            stack.push_async_callback(self._consumer.stop)
+            stack.push_async_callback(_close, self._consumer, self._consumer._client, held)
             self._consumer.subscribe(self._topics, listener=type("_Told", (kafka.ConsumerRebalanceListener,), told)())
             looking = asyncio.create_task(self._look_often())
             looking.add_done_callback(held._task_ended)
@@ -311,6 +311,33 @@ class Kafka(Source):
         # The newest fetch is often younger than the newest look, but there is none while nothing is fetched.
         is_assigned = partition in self._consumer.assignment()
         return max(one.end, self._consumer.highwater(partition) or 0 if is_assigned else 0) - one.committed
+
+
+async def _close(client: Any, network: Any, held: Partitions) -> None:
+    """Stop a client, or cut it off: it would wait for the answer of a broker that hangs for 40 seconds."""
+    stopping: asyncio.Task[None] = asyncio.create_task(client.stop())
+    try:
+        await asyncio.wait([stopping], timeout=held.closing_seconds)
+    finally:
+        # It may also have ended with an error, such as a CancelledError that nobody has sent, before it closed all.
+        if not stopping.done() or stopping.cancelled() or stopping.exception() is not None:
+            error = None if not stopping.done() or stopping.cancelled() else stopping.exception()
+            logs.warning("consume.not_closed", client=type(client).__name__, error=error)
+            closing = asyncio.create_task(network.close())
+            parts = cast("dict[str, object]", vars(client)).values()
+            tasks = {stopping, *(task for part in parts for task in _tasks_of(part))}
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait({closing, *tasks}, timeout=CLOSING_SECONDS / 4)
+            closing.cancel()
+
+
+def _tasks_of(part: object) -> "Iterable[asyncio.Task[Any]]":
+    """Yield the tasks of a part of a client of aiokafka."""
+    for value in vars(part).values() if type(part).__module__.startswith("aiokafka.") else ():
+        for one in cast("Iterable[object]", value) if isinstance(value, set | list) else (value,):
+            if isinstance(one, asyncio.Task):
+                yield one
 
 
 def _settings_of(client: Any) -> set[str]:

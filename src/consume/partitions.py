@@ -23,6 +23,9 @@ from .source import DeadLetter, Message, Source
 
 # How long the last commit of a partition may take.
 _LAST_COMMIT_SECONDS: Final = 1.0
+# How much longer than `drain_seconds` the end may take, last commits and closing the source included; a source that has
+# no time left has a quarter of it.
+CLOSING_SECONDS: Final = 1.5
 # The pauses before a request that failed in an outage is made again.
 PAUSE_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
@@ -72,6 +75,17 @@ class Partitions:
         self._changed = Condition()
         self._waiting = 0
         self._ended = self._dead_letters = self._late = 0
+        self._closes_at: float | None = None
+
+    @property
+    def closing_seconds(self) -> float:
+        """How long closing the source may take now, in seconds. A source that takes longer is cancelled."""
+        left = 0.0 if self._closes_at is None else self._closes_at - asyncio.get_running_loop().time()
+        return max(left, CLOSING_SECONDS / 4)
+
+    def _close_within(self, drain_seconds: float) -> None:
+        if self._closes_at is None:
+            self._closes_at = asyncio.get_running_loop().time() + drain_seconds + CLOSING_SECONDS
 
     async def given(self, partitions: Iterable[Any], /) -> None:
         """Begin to consume partitions. Partitions that are held already continue.

@@ -72,6 +72,8 @@ class Source(ABC):
     def partitions(self, held: "consume.Partitions", /) -> AbstractAsyncContextManager[object]:
         """Open the source, and tell from then on which partitions this consumer holds. Leaving the context closes it.
 
+        Closing may take `held.closing_seconds`, and is cancelled then.
+
         Args:
             held: the object to tell, from a callback or a task of the source, or once before the `yield`: `await
                 held.given([...])`, `await held.taken_away([...], within_seconds)`, `await held.lost([...])`. A queue

@@ -196,7 +196,7 @@ class Consumer:
         self.listener: Any = None
         self.is_closed = False
         self._assigned: set[TopicPartition] = set()
-        self._coordinator = Coordinator(self)
+        self._coordinator, self._client = Coordinator(self), Network()
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
         self._is_reassigning = True
@@ -359,6 +359,7 @@ class Producer:
     ) -> None:
         assert acks == "all"
         self.broker, self.max_request_size = broker, max_request_size
+        self.client = Network()
 
     async def start(self) -> None:
         await self.broker.request()
@@ -375,6 +376,10 @@ class Producer:
         if self.broker.rng.random() < 0.2:
             raise RequestTimedOutError
         self.broker.append(topic, value, key, headers)
+
+
+class Network:
+    async def close(self) -> None: ...
 
 
 class Admin:

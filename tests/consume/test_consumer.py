@@ -435,6 +435,42 @@ async def test_run_drains_at_a_signal_and_restores_the_handlers(number: signal.S
     assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
 
 
+class Stuck(Queue):
+    """A source that never opens, or never closes."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(Random(1), ["message"])
+        self.where, self.waits = where, asyncio.Event()
+
+    @asynccontextmanager
+    async def partitions(self, held: consume.Partitions, /) -> AsyncGenerator[None]:
+        await self._wait("opens")
+        async with super().partitions(held):
+            yield
+        await self._wait("closes")
+
+    async def _wait(self, where: str) -> None:
+        if where == self.where:
+            self.waits.set()
+            await asyncio.Event().wait()
+
+
+@virtual
+@pytest.mark.parametrize("where", ["opens", "closes"])
+async def test_run_ends_in_time_although_its_source_is_stuck(where: str) -> None:
+    graph, source = ps.graph(same), Stuck(where)
+    async with asyncio.timeout(60), engine.deploy(graph) as service:
+        consumer = consume.Consumer(service, source, lambda one: graph(one.value), dead_letters=no_letter)
+        running = asyncio.create_task(consume.run(consumer))
+        if where == "closes":
+            await until(lambda: source.settled)
+        else:
+            await source.waits.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (await running).ended == len(source.settled) == int(where == "closes")
+    assert source.waits.is_set()
+
+
 async def test_a_commit_that_is_too_late_cancels_what_is_open_and_commits_nothing_more() -> None:
     log, gate = log_of(Random(6), 1, 20), Gate()
 
