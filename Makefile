@@ -33,7 +33,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo demo-cluster serve complete train-lm train-kills test test-newest run-newest test-long test-timed test-devices test-backends prepare-newest soak check check-code check-types check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-chat bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
+.PHONY: help demo demo-cluster serve complete train-lm train-kills test test-newest run-newest test-long test-timed test-devices test-backends test-kafka prepare-newest soak check check-code check-types check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-chat bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords (ARGS=--studio: on a page)"
@@ -49,6 +49,7 @@ help:
 	@echo "make test-devices  tests of devices on those that are there; what needs several runs on simulated ones"
 	@echo "make test-timed   what only real time can show, one test after the other; the machine should do nothing else"
 	@echo "make test-backends  what Phoenix and MLflow have of a trace, consumers of a broker, and clients of OpenAI, in .backends (1.7 GB)"
+	@echo "make test-kafka   consumers of a real Kafka, where Java and Maven are; elsewhere of Tansu, which speaks its protocol"
 	@echo "make soak         $(MINUTES) minutes of a deployment under load, with faults (MINUTES=…, ARGS=\"--seed …\")"
 	@echo "make check        lint, format, types (mypy and pyright), import directions"
 	@echo "make format       let ruff rewrite what it can"
@@ -190,6 +191,18 @@ test-backends: $(VENV)/.dev .backends/phoenix/.stamp .backends/mlflow/.stamp .ba
 	PENSTOCK_TEST_BACKENDS=.backends $(BIN)/python -m pytest tests/backends tests/consume --timeout 600 -o faulthandler_timeout=900 $(PYTEST_ARGS)
 
 # With `make -j2 check`, the two type checkers run beside each other.
+# A real Kafka is a few jars, which Maven copies.
+.backends/jars/.stamp: tests/backends/pom.xml
+	mvn -q -f $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.backends/jars
+	@touch $@
+
+KAFKA := $(if $(and $(shell command -v java),$(shell command -v mvn)),jars,kafka)
+KAFKA_TESTS := tests/backends/test_kafka.py tests/backends/test_consumer_ends.py tests/consume/test_kafka.py -k "not fake"
+
+test-kafka: $(VENV)/.dev .backends/$(KAFKA)/.stamp
+	@echo "$(if $(filter jars,$(KAFKA)),consumers of a real Kafka,NOT A REAL KAFKA, for want of Java or Maven: consumers of Tansu)"
+	PENSTOCK_TEST_BACKENDS=.backends $(BIN)/python -m pytest $(KAFKA_TESTS) --timeout 600 -o faulthandler_timeout=900 $(PYTEST_ARGS)
+
 check: check-code check-types check-workflows
 
 check-code: $(VENV)/.dev

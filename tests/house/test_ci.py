@@ -66,7 +66,7 @@ def test_where_nothing_can_be_installed_that_is_said(lacks: dict[str, Any], tmp_
 def test_an_installation_that_fails_ends_the_run_without_naming_mirrors(tmp_path: Path) -> None:
     status, said = run(tmp_path, apt_get="exit 100")
     assert (status, "make" in said, "mirror" in said) == (1, False, False)
-    assert "apt-get has not installed these packages, which tests need: chromium postgresql redis-server wrk" in said
+    assert "apt-get has not installed these packages, which tests need: chromium default-jre-headless maven postgresql redis-server wrk" in said
 
 
 def test_a_program_that_was_installed_and_is_not_found_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

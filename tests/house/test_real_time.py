@@ -23,6 +23,7 @@ USES = {
     "actors/test_processes.py": 5,
     "actors/test_threads.py": 1,
     "backends/broker.py": 3,
+    "backends/ending_consumer.py": 1,
     "backends/kafka_consumer.py": 2,
     "backends/sent.py": 3,
     "backends/server.py": 3,
