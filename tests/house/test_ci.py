@@ -59,14 +59,14 @@ def test_what_is_there_is_not_installed_again(tmp_path: Path) -> None:
 def test_where_nothing_can_be_installed_that_is_said(lacks: dict[str, Any], tmp_path: Path) -> None:
     status, said = run(tmp_path, **lacks)
     assert status == 0
-    assert said.startswith("NOT INSTALLED, for want of root or apt-get: chromium postgresql redis-server wrk.")
+    assert said.startswith(f"NOT INSTALLED, for want of root or apt-get: {' '.join(packages.PACKAGES)}.")
     assert "make test PYTEST_ARGS=-rfEs, packages \n" in said
 
 
 def test_an_installation_that_fails_ends_the_run_without_naming_mirrors(tmp_path: Path) -> None:
     status, said = run(tmp_path, apt_get="exit 100")
     assert (status, "make" in said, "mirror" in said) == (1, False, False)
-    assert "apt-get has not installed these packages, which tests need: chromium default-jre-headless maven postgresql redis-server wrk" in said
+    assert f"apt-get has not installed these packages, which tests need: {' '.join(packages.PACKAGES)}" in said
 
 
 def test_a_program_that_was_installed_and_is_not_found_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
