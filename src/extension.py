@@ -11,7 +11,7 @@ The others are for tests: `penstock.testing` stands on them.
 from ._public import public
 from .actors.current import working_on
 from .actors.execution import Attempt, Bound
-from .actors.frame import attempts_of
+from .actors.frame import attempts_of, noted
 from .actors.node_actor import Places
 from .actors.own_loops import filled_inbox, filled_stream_inbox
 from .actors.packing import Packer
@@ -29,8 +29,8 @@ from .telemetry.counters import Figure, tell_in_top
 __all__ = [
     "Attempt", "Bound", "Execution", "Figure", "Interception", "LoopMailbox", "Packer", "Places", "Scope", "Site",
     "StageIterator", "StageRole", "ThreadIterator", "as_node", "attempts_of", "filled_inbox", "filled_stream_inbox",
-    "has_state", "has_value", "hints_of", "intercept", "is_stream", "pack_error", "replaced", "split_stream",
-    "stage_node", "tell_in_top", "unpack_error", "working_on",
+    "has_state", "has_value", "hints_of", "intercept", "is_stream", "noted", "pack_error", "replaced",
+    "split_stream", "stage_node", "tell_in_top", "unpack_error", "working_on",
 ]  # fmt: skip
 
 __getattr__, __dir__ = public(__name__)

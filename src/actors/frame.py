@@ -5,6 +5,7 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -64,6 +65,23 @@ def _marks_of(error: BaseException) -> Marks:
 def attempts_of(error: BaseException) -> int:
     """Return the attempts of the node that raised an error of an item; 0 for an error that no node raised."""
     return _marks_of(error).attempts
+
+
+def noted(error: Exception, note: str) -> BaseException:
+    """Add a note about an item to an error, and return the error; a copy, if an earlier item has raised the error.
+
+    A copy has neither the notes nor the stack frames of earlier items.
+    """
+    own, marks = cast("BaseException", error), _marks_of(error)
+    if marks.item is not None:
+        own = copy_of(error)
+        BaseException.with_traceback(own, marks.first_traceback)
+        vars(own)["__notes__"] = [other for other in getattr(error, "__notes__", ()) if other not in marks.notes]
+        marks = Marks()
+    with suppress(Exception):  # the class may override attribute access
+        vars(own)[_MARKS] = marks._replace(notes=(*marks.notes, note))
+    add_note(own, note)
+    return own
 
 
 # The file of compiled lines of nodes, and further functions of the engine that are left out of tracebacks of handlers.

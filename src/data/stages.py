@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import Node, Ref, map_each, node
-from .._errors import DataError, Noted, add_note, plain_error
+from .._errors import DataError, Noted, plain_error
 from ..actors.accepted import FUNCTION, POSITIVE, SWITCH, OptionRule, check, one_of, optional, whole
 from ..actors.tasks import start_task
-from ..extension import Execution, Packer, StageIterator, StageRole, has_value, split_stream, stage_node
+from ..extension import Execution, Packer, StageIterator, StageRole, has_value, noted, split_stream, stage_node
 from .batches import Array, Unlike, collate, joined, part_of, size_of
 from .records import Record, Records, Source
 
@@ -211,13 +211,16 @@ def _value_of(record: "Record[Any] | Records[Any]", source: Source[Any]) -> "Rec
     except Exception as error:
         if isinstance(record, Records):
             what = f"the {len(record)} records at positions {record.position.tolist()}"
-            add_note(error, f"while data.read read {what}; order(batch=) is for a source that takes arrays of indexes")
+            note = f"while data.read read {what}; order(batch=) is for a source that takes arrays of indexes"
         else:
             place = f"position {record.position} of epoch {record.epoch}, index {record.index} of {len(source):,}"
-            add_note(error, f"while data.read read the record at {place}")
+            note = f"while data.read read the record at {place}"
+        own = noted(error, note)
         if isinstance(error, StopIteration | StopAsyncIteration):
-            raise plain_error(error, "the source of data.read") from error
-        raise
+            raise plain_error(own, "the source of data.read") from own
+        if own is error:
+            raise
+        raise own from own.__cause__
 
 
 # Batches.
@@ -266,10 +269,12 @@ def _collated(held: list[Any], collate: Callable[[list[Any]], Any]) -> Any:
         raise DataError(f"data.batched: {_place_of(held[error.item], error.item)}: {error.reason}") from None
     except Exception as error:
         first, last = _place_of(held[0], 0), _place_of(held[-1], len(held) - 1)
-        add_note(error, f"while data.batched collated {first} to {last}")
+        own = noted(error, f"while data.batched collated {first} to {last}")
         if isinstance(error, StopIteration | StopAsyncIteration):
-            raise plain_error(error, "collate=") from error
-        raise
+            raise plain_error(own, "collate=") from own
+        if own is error:
+            raise
+        raise own from own.__cause__
 
 
 def values_of(held: list[Any]) -> list[Any]:

@@ -384,3 +384,45 @@ async def test_stages_are_drawn_and_counted_by_name() -> None:
     batches = engine.stream(feed())
     assert len(await values_of(batches)) == 4
     assert sorted(actor.node for actor in batches.statistics().actors) == ["batched", "map_each", "order", "read"]
+
+
+class Missing:
+    """A source whose records all raise one object."""
+
+    error = OSError("the file is missing")
+
+    def __init__(self, missing: int) -> None:
+        self.missing = missing
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index >= self.missing:
+            raise self.error
+        return index
+
+    def collate(self, values: list[Any]) -> list[Any]:
+        if self.missing in values:
+            raise self.error
+        return values
+
+
+def feed_of(source: Missing, kind: Any) -> ps.Graph[[], AsyncIterator[Any]]:
+    @ps.graph
+    async def feed() -> AsyncIterator[Any]:
+        if kind == "collate":
+            return data.order(range(8)) >> data.read(range(8)) >> data.batched(2, collate=source.collate)
+        return data.order(source) >> data.read(source, runs_on=kind)
+
+    return feed
+
+
+@pytest.mark.parametrize("kind", ["thread", "loop", "collate"])
+async def test_an_error_that_records_share_names_the_record_of_this_feed_alone(kind: Any) -> None:
+    for missing in (2, 4, 6):
+        with pytest.raises(OSError, match="is missing") as raised:
+            await values_of(engine.stream(feed_of(Missing(missing), kind)()))
+        places = [note for note in raised.value.__notes__ if "while data" in note]
+        assert len(places) == 1, places
+        assert f"position {missing}" in places[0]

@@ -15,11 +15,11 @@ from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 LIMITS = {
     ".": Figures(lines=854, largest_file=423, slots=0, branches=9, broad_excepts=2),
     "_cli": Figures(lines=401, largest_file=137, slots=0, branches=9, broad_excepts=0),
-    "actors": Figures(lines=7307, largest_file=489, slots=28, branches=38, broad_excepts=29),
+    "actors": Figures(lines=7319, largest_file=489, slots=28, branches=38, broad_excepts=29),
     "advice": Figures(lines=785, largest_file=243, slots=0, branches=12, broad_excepts=0),
     "cluster": Figures(lines=1330, largest_file=315, slots=4, branches=13, broad_excepts=8),
     "consume": Figures(lines=741, largest_file=266, slots=0, branches=14, broad_excepts=2),
-    "data": Figures(lines=1260, largest_file=500, slots=0, branches=11, broad_excepts=3),
+    "data": Figures(lines=1265, largest_file=505, slots=0, branches=11, broad_excepts=3),
     "devices": Figures(lines=6108, largest_file=593, slots=18, branches=13, broad_excepts=7),
     "engine": Figures(lines=14065, largest_file=605, slots=20, branches=21, broad_excepts=29),
     "saving": Figures(lines=1834, largest_file=558, slots=0, branches=20, broad_excepts=2),
