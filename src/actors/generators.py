@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from .._errors import NodeCancelledError, with_cause
-from ..telemetry import logs
+from ..telemetry import logs, names, spans
 from .attempts import HedgeBudget, Race, compose, handled
 from .current import starts_tasks
 from .execution import STOPPED, Around, Attempt, Bound, Run, TracedExecution, cut_short, end_calls, tell_consumers
@@ -212,6 +212,8 @@ class GeneratorTask(MemberTask):
                 await close_stream(self.given)
                 return
             iterator, first = await self._first(Attempt(self, self._actor, self._frame, (), {}, self.readers))
+            if self._frame.span is not None and first is not _END:
+                spans.happened(names.FIRST_VALUE, self._actor.name)
             buffer = self.buffer  # by now, a second attempt fills the buffer of the first, and a lost attempt its own
             async with self.inside:
                 try:

@@ -492,14 +492,19 @@ class Reporter:
             check(name, value, _FIGURE, "report(")
         told_by(self).update(figures)
 
-    def step_span(self, works: "Iterable[Work[Any, Any] | StreamWork[Any, Any]]", /) -> AbstractContextManager[None]:
-        """Make a span around a step of the loop, in a new trace: `with self.step_span(works):`.
+    def step_span(
+        self, works: "Iterable[Work[Any, Any] | StreamWork[Any, Any]]", /, *, own_span: bool = False
+    ) -> AbstractContextManager[None]:
+        """Count a step of the loop in the spans of its items: `with self.step_span(works):`.
 
-        The span is linked to the items in the step, like the span of a batch on a device. Spans of device calls in the
-        step are inside of this span. No span is made if no item is sampled.
+        The span of an item says how long the item waited for its first step, and in how many steps it was. Nothing is
+        done if no item is sampled.
 
         Args:
             works: the items that are in the step.
+            own_span: whether the step also has a span `penstock.step` of its own, with the device calls of the step
+                inside, like the span of a batch: a child of its first sampled item, and linked to all. An item that is
+                in hundreds of steps may then have hundreds of spans.
 
         Raises:
             TypeError: `works` is one item, and not a list of items.
@@ -508,7 +513,7 @@ class Reporter:
             raise TypeError(f"step_span takes the items that are in the step, got {works!r}: write step_span([work])")
         items = [*works]
         waits = [wait for wait in waits_of(items) if wait is not None]
-        return spans.of_step(type(self).__name__, waits, len(items)) if waits else nullcontext()
+        return spans.of_step(type(self).__name__, waits, len(items), own_span=own_span) if waits else nullcontext()
 
 
 def told_by(instance: object) -> dict[str, float]:

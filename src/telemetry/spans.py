@@ -591,14 +591,16 @@ class DeviceWait:
         span: the argument.
         context: the context with the span, for the spans of the work that is done for the execution.
         since: when the execution began to wait.
+        steps: in how many steps of an actor it was.
     """
 
-    __slots__ = ("context", "since", "span")
+    __slots__ = ("context", "since", "span", "steps")
 
     def __init__(self, span: Span) -> None:
         self.span = span
         self.context = trace.set_span_in_context(span)
         self.since = perf_counter()
+        self.steps = 0
 
 
 def waiting() -> DeviceWait | None:
@@ -609,17 +611,27 @@ def waiting() -> DeviceWait | None:
     return DeviceWait(span) if is_recorded(span) else None
 
 
-def of_step(actor: str, waits: Sequence[DeviceWait], items: int) -> AbstractContextManager[None]:
-    """Return a context manager that puts a span around a step of an actor that owns its loop.
+def of_step(actor: str, waits: Sequence[DeviceWait], items: int, *, own_span: bool) -> AbstractContextManager[None]:
+    """Count a step of an actor that owns its loop, in the spans of its items.
 
-    The span is the root of a trace, linked to the sampled items in the step.
-
-    A stream may take part in thousands of steps. So the trace of a stream contains no steps, and its span has no links
-    to steps.
+    Args:
+        actor: the name of the actor.
+        waits: the sampled items in the step, at least one.
+        items: how many items are in the step, sampled or not.
+        own_span: whether the context manager also opens a span. A stream may take part in thousands of steps, so there
+            is none by default.
     """
+    now = perf_counter()
+    for wait in waits:
+        wait.steps += 1
+        if is_recorded(wait.span):  # the span of an item whose caller has left has ended
+            told(wait.span.set_attribute, names.STEPS, wait.steps)
+            if wait.steps == 1:
+                told(wait.span.set_attribute, names.STEP_WAIT, now - wait.since)
+    if not own_span:
+        return nullcontext()
     attributes: dict[str, AttributeValue] = {names.NODE: actor, names.BATCH_ITEMS: items}
-    root = trace.set_span_in_context(INVALID_SPAN)
-    return _around(names.STEP, actor, attributes, root, _links_to(waits))
+    return _around(names.STEP, actor, attributes, waits[0].context, _links_to(waits))
 
 
 def of_batch(node: str, waits: Sequence[DeviceWait | None], thread: str | None = None) -> AbstractContextManager[None]:

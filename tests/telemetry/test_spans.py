@@ -595,7 +595,7 @@ class Steps(ps.StreamActor[int, int]):
         while True:
             for work in inbox.take_nowait(8) if active else [await inbox.get()]:
                 active[work] = 0
-            with self.step_span(active):
+            with self.step_span(active, own_span=True):
                 await asyncio.sleep(0)
                 with trace.get_tracer(names.INSTRUMENTATION).start_as_current_span("inner"):
                     for work, count in active.items():
@@ -606,7 +606,7 @@ class Steps(ps.StreamActor[int, int]):
                 del active[work]
 
 
-async def test_steps_of_a_loop_are_traces_of_their_own_with_links_to_the_items_in_them(tracing: Tracing) -> None:
+async def test_steps_of_a_loop_are_in_the_trace_of_an_item_with_links_to_all(tracing: Tracing) -> None:
     steps = ps.graph(Steps())
     async with engine.deploy(steps) as service:
         both = [values_of(service.stream(steps(3))) for _ in range(2)]
@@ -616,20 +616,40 @@ async def test_steps_of_a_loop_are_traces_of_their_own_with_links_to_the_items_i
     found = tracing.named("penstock.step Steps")
     items = {id_of(span) for span in tracing.named("Steps")}
     assert len(items) == 2
-    assert {parent_of(step) for step in found} == {None}
+    assert {parent_of(step) for step in found} <= items
     assert {link.context.span_id for step in found for link in step.links} == items
     assert sum(attributes_of(step)[names.BATCH_ITEMS] for step in found) == 6
     assert {attributes_of(step)[names.NODE] for step in found} == {"Steps"}
     assert {parent_of(inner) for inner in tracing.named("inner")} == set(map(id_of, found))
     for span in tracing.named("Steps"):
         assert not span.links
+        assert attributes_of(span)[names.STEPS] == 3
+        assert attributes_of(span)[names.STEP_WAIT] > 0
+        assert [event.name for event in span.events] == [names.FIRST_VALUE]
+
+
+class Counted(ps.Actor[int, int]):
+    async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
+        while True:
+            work = await inbox.get()
+            for _ in range(work.value):
+                with self.step_span([work]):
+                    await asyncio.sleep(0)
+            work.finish(work.value)
+
+
+async def test_steps_are_counted_and_have_no_spans_by_default(tracing: Tracing) -> None:
+    counted = ps.graph(ps.node(Counted)())
+    assert await engine.run(counted(5)) == 5
+    assert {span.name for span in tracing.spans()} == {"penstock.run Counted", "Counted"}
+    assert attributes_of(tracing.one("Counted"))[names.STEPS] == 5
 
 
 class Totals(ps.Actor[int, int]):
     async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
         while True:
             works = [await inbox.get(), *inbox.take_nowait(7)]
-            with self.step_span(works):
+            with self.step_span(works, own_span=True):
                 await asyncio.sleep(0)
                 for work in works:
                     with work:
