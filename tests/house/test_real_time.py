@@ -85,6 +85,7 @@ USES = {
     "telemetry/test_profile.py": 1,
     "telemetry/test_profile_command.py": 1,
     "telemetry/test_verdict.py": 3,
+    "telemetry/test_waits_in_spans.py": 3,
     "testing/test_virtual_clock.py": 2,
 }
 
