@@ -78,6 +78,13 @@ BATCH_TOKENS = "penstock.batch.tokens"
 ARGUMENTS = "penstock.compile.arguments"
 TRANSFER_BYTES = "penstock.transfer.bytes"
 
+# Attributes of messages.
+MESSAGING_SYSTEM = "messaging.system"
+MESSAGING_OPERATION = "messaging.operation.type"
+MESSAGE_ID = "messaging.message.id"
+MESSAGE_KEY = "messaging.kafka.message.key"
+MESSAGE_OFFSET = "messaging.kafka.offset"
+
 # Attributes of model calls.
 OPERATION = "gen_ai.operation.name"
 REQUEST_MODEL = "gen_ai.request.model"

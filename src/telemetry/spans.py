@@ -135,7 +135,7 @@ def continue_trace(headers: Headers) -> Generator[None]:
             token.var.reset(token)
 
 
-def continued(call: CallT, headers: Headers) -> CallT:
+def continued(call: CallT, headers: Headers, *, attributes: Mapping[str, AttributeValue] | None = None) -> CallT:
     """Return a call that is part of the trace of a message: its span is a child of the sender's span.
 
     It is for consumers of queues: there, a stream takes calls from a source, and `continue_trace` cannot be around each
@@ -147,11 +147,21 @@ def continued(call: CallT, headers: Headers) -> CallT:
         call: a call of a graph, not yet started.
         headers: the headers of the message, in any form that `continue_trace` accepts, or pairs of text and bytes, as
             Kafka's clients have them.
+        attributes: attributes of the span, such as `messaging.message.id`. With a `messaging.system` among them, the
+            span is of the kind CONSUMER.
 
     Returns:
         The call to pass to the stream, or to `run`.
     """
-    return cast(CallT, call._continued(_carrier(headers)))
+    carrier = _Carrier(_carrier(headers))
+    carrier.attributes = attributes or {}
+    return cast(CallT, call._continued(carrier))
+
+
+class _Carrier(dict[str, str]):
+    """The headers of a message, and the attributes of the span of its call."""
+
+    attributes: Mapping[str, AttributeValue]
 
 
 def _extracted(headers: Mapping[str, str], context: Context) -> Context:
@@ -293,7 +303,11 @@ def start_run(
     attributes: dict[str, AttributeValue] = {names.GRAPH: graph}
     if item is not None:
         attributes[names.ITEM] = item
-    span = _started(f"{names.RUN} {graph}", outer, attributes, links)
+    kind = SpanKind.INTERNAL
+    if isinstance(headers, _Carrier) and headers.attributes:
+        attributes |= headers.attributes
+        kind = SpanKind.CONSUMER if names.MESSAGING_SYSTEM in attributes else kind
+    span = _started(f"{names.RUN} {graph}", outer, attributes, links, kind)
     context.run(otel_context.attach, trace.set_span_in_context(span, outer))
     return span, is_recorded(span)
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import structlog
 from opentelemetry import baggage, trace
+from opentelemetry.trace import SpanKind
 
 import penstock as ps
 from penstock import engine, telemetry
 from tests.kit import values_of
-from tests.tracing import Tracing, id_of, parent_of
+from tests.tracing import Tracing, attributes_of, id_of, parent_of
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
@@ -134,6 +135,18 @@ MESSAGES: list[tuple[int, Any]] = [
 def messages() -> Iterator[ps.Call[int]]:
     for number, headers in MESSAGES:
         yield telemetry.continued(looking(number), headers)
+
+
+async def test_the_span_of_a_message_is_of_a_consumer_and_names_the_message(tracing: Tracing) -> None:
+    about = {"messaging.system": "nats", "messaging.message.id": "orders/7"}
+    call = telemetry.continued(looking(1), {"traceparent": SAMPLED}, attributes=about)
+    await engine.run(ps.tagged(call, "tag"))
+    await engine.run(telemetry.continued(looking(1), {}, attributes={"order": 12}))
+    first, second = tracing.named("penstock.run look")
+    assert first.kind is SpanKind.CONSUMER
+    assert about.items() <= attributes_of(first).items()
+    assert second.kind is SpanKind.INTERNAL
+    assert attributes_of(second)["order"] == 12
 
 
 @pytest.mark.parametrize("of", ["engine", "service"])
