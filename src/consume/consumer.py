@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import signal
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class ConsumerStatistics(Rendered):
     """A snapshot of a consumer. It shows itself as a table.
 
     Attributes:
-        partitions: the partitions that it holds.
+        partitions: the partitions that it holds; after its end, what it has left of them.
         ended: how many messages have ended, dead letters included.
         dead_letters: how many messages were written as dead letters.
         late_commits: how many commits came too late, because the partition belonged to another consumer by then.
@@ -193,8 +194,7 @@ class Consumer:
                 logs.warning("consume.not_closed", error=timeout)
             finally:
                 _open.discard(self)
-                _closed[0] += self._held._dead_letters
-                _closed[1] += self._held._late
+                _closed.update(self._held._counts)
         if error is None and self._error is not None:
             raise self._error
 
@@ -212,15 +212,12 @@ class Consumer:
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot of the counters."""
         held = self._held
-        return ConsumerStatistics(
-            tuple(
-                PartitionStatistics(one.label, len(one.open), self._source.lag(one.name))
-                for one in list(held._held.values())
-            ),
-            held._ended,
-            held._dead_letters,
-            held._late,
-        )
+        now = [(one.label, len(one.open), self._source.lag(one.name)) for one in list(held._held.values())]
+        totals = Counter[str]()
+        for (field, _), number in held._counts.items():
+            totals[field] += number
+        partitions = tuple(PartitionStatistics(*one) for one in (*held._left, *now))
+        return ConsumerStatistics(partitions, held._ended, totals["dead_letters"], totals["late_commits"])
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
@@ -267,7 +264,7 @@ class Consumer:
 
 # The open consumers, and the dead letters and late commits of closed consumers.
 _open: WeakSet[Consumer] = WeakSet()
-_closed = [0, 0]
+_closed: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
 _instruments: list[object] = []
 
 
@@ -278,21 +275,32 @@ def _count(consumer: Consumer) -> None:
         return
     from opentelemetry.metrics import CallbackOptions, Observation, get_meter
 
-    def levels(field: str, options: CallbackOptions) -> Iterable[Observation]:
-        for partition in [partition for one in list(_open) for partition in one.statistics().partitions]:
-            if (value := getattr(partition, field)) is not None:
-                yield Observation(value, {names.PARTITION: partition.partition})
+    def observed(values: Counter[tuple[tuple[str, str], ...]]) -> Iterable[Observation]:
+        return [Observation(value, dict(attributes)) for attributes, value in values.items()]
 
-    def total(number: int, field: str, options: CallbackOptions) -> Iterable[Observation]:
-        yield Observation(_closed[number] + sum(getattr(one.statistics(), field) for one in list(_open)))
+    def levels(of: Callable[[Source, Partition], int | None], options: CallbackOptions) -> Iterable[Observation]:
+        found = Counter[tuple[tuple[str, str], ...]]()
+        for one in list(_open):
+            for partition in list(one._held._held.values()):
+                if (value := of(one._source, partition)) is not None:
+                    found[partition.attributes] += value
+        return observed(found)
+
+    def total(field: str, options: CallbackOptions) -> Iterable[Observation]:
+        found = Counter[tuple[tuple[str, str], ...]]()
+        for counts in (_closed, *(one._held._counts for one in list(_open))):
+            for (name, attributes), number in counts.items():
+                if name == field:
+                    found[attributes] += number
+        return observed(found)
 
     meter = get_meter(names.INSTRUMENTATION, names.VERSION)
     level, counter = meter.create_observable_up_down_counter, meter.create_observable_counter
     _instruments.extend([
-        level(names.METRIC_CONSUMER_LAG, [partial(levels, "lag")], "{message}"),
-        level(names.METRIC_CONSUMER_OPEN, [partial(levels, "open")], "{message}"),
-        counter(names.METRIC_CONSUMER_DEAD_LETTERS, [partial(total, 0, "dead_letters")], "{message}"),
-        counter(names.METRIC_CONSUMER_LATE_COMMITS, [partial(total, 1, "late_commits")], "{commit}"),
+        level(names.METRIC_CONSUMER_LAG, [partial(levels, lambda source, one: source.lag(one.name))], "{message}"),
+        level(names.METRIC_CONSUMER_OPEN, [partial(levels, lambda source, one: len(one.open))], "{message}"),
+        counter(names.METRIC_CONSUMER_DEAD_LETTERS, [partial(total, "dead_letters")], "{message}"),
+        counter(names.METRIC_CONSUMER_LATE_COMMITS, [partial(total, "late_commits")], "{commit}"),
     ])  # fmt: skip
 
 

@@ -10,9 +10,9 @@ from typing import Any, Final, cast
 
 from .. import DeadLetterError, MissingExtraError, OptionsError
 from ..actors.accepted import NAME, check, refuse_unknown
-from ..telemetry import logs
+from ..telemetry import logs, names
 from .partitions import CLOSING_SECONDS, Partitions
-from .source import DeadLetter, Message, Source
+from .source import DeadLetter, Message, Source, label
 
 # Aiokafka's defaults of the timeouts that matter here, in milliseconds.
 _SESSION_MS: Final = 10_000
@@ -99,6 +99,7 @@ class Kafka(Source):
         self._taking: set[Any] = set()
         self._offsets: dict[Any, _Offsets] = {}
         self._generation = -1  # of the group, when it gave the partitions
+        self._given_at = 0.0
         self._is_given = asyncio.Event()
         self._due: dict[Any, int] = {}  # offsets to commit with the next request
         self._next_commit: asyncio.Task[bool] | None = None
@@ -156,16 +157,30 @@ class Kafka(Source):
     @asynccontextmanager
     async def partitions(self, held: Partitions, /) -> AsyncGenerator[None]:
         """Join the group; the end leaves it."""
-        kafka = self._aiokafka
+        kafka, name = self._aiokafka, self._settings.get("group_instance_id")
+        session_seconds = cast("int", self._settings.get("session_timeout_ms", _SESSION_MS)) / 1000
 
         async def assigned(_: object, partitions: Iterable[Any]) -> None:
             self._generation = self._consumer._coordinator.generation
             self._offsets = {partition: _Offsets() for partition in partitions}
+            self._given_at = asyncio.get_running_loop().time()
             self._is_given.set()
-            await held.given(partitions)
+            logs.info("consume.given", group=self._settings["group_id"], partitions=sorted(map(label, self._offsets)))
+            await held.given(self._offsets)
 
         async def revoked(_: object, partitions: Iterable[Any]) -> None:
             await held.taken_away(partitions, self._drain_seconds)
+            if self._offsets:
+                logs.info(
+                    "consume.taken_away", group=self._settings["group_id"], partitions=sorted(map(label, self._offsets))
+                )
+            # Too early for the end of its session, so another member has taken its place.
+            held_seconds = asyncio.get_running_loop().time() - self._given_at
+            is_replaced = self._offsets and self._consumer._coordinator.generation < 0
+            if is_replaced and name is not None and held_seconds < session_seconds:
+                held._on_error(
+                    OptionsError(f"another member of the group has group_instance_id={name!r}: each needs its own")
+                )
             self._offsets, self._due = {}, {}
 
         told = {"on_partitions_assigned": assigned, "on_partitions_revoked": revoked}
@@ -239,6 +254,8 @@ class Kafka(Source):
             due, self._due, offsets = self._due, {}, self._offsets
             generation, coordinator, errors = self._generation, self._consumer._coordinator, self._aiokafka.errors
             request = {tp: self._aiokafka.structs.OffsetAndMetadata(offset, "") for tp, offset in due.items()}
+            # While the metadata lists no broker, aiokafka asserts that it has one.
+            passing: tuple[type[Exception], ...] = (*self.outages, AssertionError)
             while True:
                 try:
                     await coordinator.ensure_coordinator_known()
@@ -248,7 +265,10 @@ class Kafka(Source):
                     await coordinator._do_commit_offsets(None, request)
                 except (errors.UnknownMemberIdError, errors.IllegalGenerationError, errors.RebalanceInProgressError):
                     return False
-                except self.outages:
+                except (
+                    *self.outages,
+                    AssertionError,
+                ):  # while the metadata has no broker, aiokafka asserts that it has
                     await asyncio.sleep(_RETRY_SECONDS)
                 else:
                     break
@@ -259,7 +279,7 @@ class Kafka(Source):
     async def _look_often(self) -> None:
         while True:
             self._is_given.clear()
-            with suppress(*self.outages):
+            with suppress(*self.outages, AssertionError):
                 await self._look()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
@@ -311,6 +331,11 @@ class Kafka(Source):
         # The newest fetch is often younger than the newest look, but there is none while nothing is fetched.
         is_assigned = partition in self._consumer.assignment()
         return max(one.end, self._consumer.highwater(partition) or 0 if is_assigned else 0) - one.committed
+
+    def attributes(self, partition: Any, /) -> Mapping[str, str]:
+        """Return the group, the topic and the number of a partition."""
+        group, number = self._settings["group_id"], str(partition.partition)
+        return {names.CONSUMER_GROUP: group, names.DESTINATION: partition.topic, names.PARTITION: number}
 
 
 async def _close(client: Any, network: Any, held: Partitions) -> None:

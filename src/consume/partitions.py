@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Any, Final, TypeVar, cast
 
@@ -19,7 +20,7 @@ from .. import (
 from ..actors.tasks import Condition
 from ..extension import attempts_of
 from ..telemetry import logs
-from .source import DeadLetter, Message, Source
+from .source import DeadLetter, Message, Source, label
 
 # How long the last commit of a partition may take.
 _LAST_COMMIT_SECONDS: Final = 1.0
@@ -74,7 +75,10 @@ class Partitions:
         self._hurry = asyncio.Event()  # messages wait to be settled, and other messages wait for their room
         self._changed = Condition()
         self._waiting = 0
-        self._ended = self._dead_letters = self._late = 0
+        self._ended = 0
+        # Dead letters and late commits, by the attributes of their partition.
+        self._counts: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
+        self._left: list[tuple[str, int, int | None]] = []  # what the end has left of each partition: label, open, lag
         self._closes_at: float | None = None
 
     @property
@@ -130,6 +134,8 @@ class Partitions:
         for one in partitions:
             asking |= one.give_up()
             if self._held.get(one.name) is one:
+                if self._has_ended:
+                    self._left.append((one.label, len(one.open), self._source.lag(one.name)))
                 del self._held[one.name]
                 self._unwinding[one.name] = [*(task for task in one.before if not task.done()), one.task]
         self._has_room()
@@ -175,7 +181,7 @@ class Partitions:
     async def _settle(self, partition: "Partition") -> None:
         """Settle the ended messages of a partition. If the commit comes too late, the partition is lost."""
         if not await partition.settle():
-            self._late += 1
+            self._counts["late_commits", partition.attributes] += 1
             logs.warning("consume.too_late", partition=partition.label)
             await self._give_up([partition])
 
@@ -195,11 +201,14 @@ class Partition:
 
     def __init__(self, held: Partitions, name: Any, before: list[asyncio.Task[None]]) -> None:
         self._held, self._source, self.name = held, held._source, name
-        self.label = "/".join(map(str, cast("tuple[object, ...]", name))) if isinstance(name, tuple) else str(name)
+        self.label, self.attributes = label(name), tuple(self._source.attributes(name).items())
+        for count in ("dead_letters", "late_commits"):
+            held._counts[count, self.attributes] += 0
         self.before = before
         self.open: dict[int, Message] = {}
         self.unsettled: list[Message] = []
         self._ended: set[int] = set()
+        self._unsettled = 0  # how many messages have ended, with all before them in a log, and are not settled
         self._last_letters: dict[Hashable, asyncio.Task[None]] = {}  # of each key, while it is being written
         self._number = itertools.count()
         self._taking = 0
@@ -299,7 +308,7 @@ class Partition:
                 pause = min(2 * pause, 10 * PAUSE_SECONDS)
             else:
                 break
-        self._held._dead_letters += 1
+        self._held._counts["dead_letters", self.attributes] += 1
         if self._last_letters.get(key) is asyncio.current_task():
             del self._last_letters[key]
         self._end(number)
@@ -309,17 +318,19 @@ class Partition:
         self._held._ended += 1
         if not self._source.is_log:
             self.unsettled.append(self.open.pop(number))
+            self._unsettled += 1
         else:
             self._ended.add(number)
             while self.open and (first := next(iter(self.open))) in self._ended:
                 self._ended.discard(first)
                 self.unsettled = [self.open.pop(first)]
+                self._unsettled += 1
         self._held._has_room()
 
     async def settle(self) -> bool:
         """Settle the ended messages; return False if the commit came too late."""
         async with self._settling:
-            messages, self.unsettled = self.unsettled, []
+            messages, self.unsettled, count = self.unsettled, [], self._unsettled
             if not messages or self._held._held.get(self.name) is not self:
                 return True
             # A task, which can be cancelled: a waiting commit must not reach the broker once the partition is given up.
@@ -329,6 +340,7 @@ class Partition:
                 await asyncio.wait([self._commit])
                 is_in_time = self._commit.cancelled() or self._commit.result() is not False
                 is_over = True
+                self._unsettled -= count
                 return is_in_time
             finally:
                 if not is_over:
@@ -357,6 +369,8 @@ class Partition:
             await asyncio.wait([draining, self.task], timeout=max(ends_at - loop.time(), 0))
         self.task.cancel()
         await self._settle_last(max(ends_at - loop.time(), 0) + _LAST_COMMIT_SECONDS)
+        if self._unsettled:
+            logs.warning("consume.not_settled", partition=self.label, messages=self._unsettled)
 
     async def _settle_last(self, within_seconds: float) -> None:
         try:
@@ -367,4 +381,4 @@ class Partition:
                     except self._source.outages:
                         await asyncio.sleep(_FIRST_PAUSE_SECONDS)
         except TimeoutError:
-            logs.warning("consume.not_settled", partition=self.label, messages=len(self.unsettled))
+            pass

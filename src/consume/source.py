@@ -1,12 +1,13 @@
 """The source that a consumer reads from, with four functions; its messages; and dead letters for failed messages."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .._public import LateModule
+from ..telemetry import names
 
 if TYPE_CHECKING:
     from .. import consume
@@ -116,3 +117,16 @@ class Source(ABC):
     def lag(self, partition: Any, /) -> int | None:
         """Return how many messages of a partition were not settled yet, by any consumer; None if that is unknown."""
         return None
+
+    def attributes(self, partition: Any, /) -> Mapping[str, str]:
+        """Return the attributes of a partition in metrics, such as its topic; by default only its name.
+
+        Args:
+            partition: the partition, which is held.
+        """
+        return {names.PARTITION: label(partition)}
+
+
+def label(partition: object) -> str:
+    """Return the name of a partition as a text; the text of a tuple such as `TopicPartition` is "topic/0"."""
+    return "/".join(map(str, cast("tuple[object, ...]", partition))) if isinstance(partition, tuple) else str(partition)

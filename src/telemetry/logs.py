@@ -107,16 +107,21 @@ def warning(event: str, **fields: object) -> None:
 
     Fields that are exceptions are logged as their `repr`. A warning that cannot be written is lost.
     """
-    guarded("logs", _log, event, fields)
+    guarded("logs", _log, "warning", event, fields)
 
 
-def _log(event: str, fields: Mapping[str, object]) -> None:
+def info(event: str, **fields: object) -> None:
+    """Log what is no warning, as `warning` does."""
+    guarded("logs", _log, "info", event, fields)
+
+
+def _log(level: str, event: str, fields: Mapping[str, object]) -> None:
     # Imported at the first warning: with rich installed, structlog takes as long to import as the rest of this package.
     import structlog
 
     logger: structlog.stdlib.BoundLogger = structlog.get_logger("penstock")
     told = {name: shown(value) if isinstance(value, BaseException) else value for name, value in fields.items()}
-    logger.warning(event, **told, **_ids())
+    getattr(logger, level)(event, **told, **_ids())
 
 
 @contextmanager

@@ -138,4 +138,6 @@ METRIC_COMPILE_CACHE_EVICTIONS = "penstock.compile.cache.evictions"
 
 # Attributes of metrics.
 PARTITION = "messaging.destination.partition.id"
+DESTINATION = "messaging.destination.name"
+CONSUMER_GROUP = "messaging.consumer.group.name"
 PADDING = "penstock.padding"

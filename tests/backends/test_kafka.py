@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,9 @@ def trial(broker: Broker, tmp_path: Path) -> Iterator[Trial]:
 
 
 def all_are_committed(trial: Trial) -> bool:
-    return sum(trial.committed()) == MESSAGES
+    with suppress(AssertionError):  # of aiokafka, while a broker that was stopped is not in the metadata yet
+        return sum(trial.committed()) == MESSAGES
+    return False
 
 
 @pytest.mark.timeout(300)

@@ -348,7 +348,8 @@ class Coordinator:
             self.generation = -1
             raise IllegalGenerationError("the group has rebalanced")
         for tp, (offset, _) in offsets.items():
-            assert offset >= self.broker.committed.get(tp, 0), "a commit goes back"
+            if offset < self.broker.committed.get(tp, 0):
+                raise ValueError("a commit goes back")
             self.broker.committed[tp] = offset
         await asyncio.sleep(0)
 

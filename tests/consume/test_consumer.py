@@ -5,6 +5,7 @@ is settled.
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
@@ -261,8 +262,8 @@ async def test_a_function_that_cannot_make_a_call_fails_its_message_alone(monkey
         letters.append(letter)
 
     monkeypatch.setattr("penstock.consume.consumer._instruments", [])
-    monkeypatch.setattr("penstock.consume.consumer._closed", [0, 0])
-    member, of_all_time = Member(log), {"dead_letters": [(2,)], "late_commits": [(0,)]}
+    monkeypatch.setattr("penstock.consume.consumer._closed", Counter())
+    member, of_all_time = Member(log), {"dead_letters": [(2, "0")], "late_commits": [(0, "0")]}
     with collecting(monkeypatch) as collected:
         async with (
             engine.deploy(handle) as service,
@@ -335,6 +336,24 @@ async def test_letters_are_written_together_and_those_of_a_key_in_order() -> Non
         await until(lambda: log.is_settled)
     assert in_order((one.message.identity, one.message.value) for one in world.letters)
     assert len(world.letters) == 40
+
+
+async def test_consumers_of_two_groups_have_series_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Named(Member):
+        def attributes(self, partition: int, /) -> dict[str, str]:
+            return {"messaging.consumer.group.name": f"group of {len(self.log.partitions[0])}", "id": str(partition)}
+
+    monkeypatch.setattr("penstock.consume.consumer._instruments", [])
+    monkeypatch.setattr("penstock.consume.consumer._closed", Counter())
+    logs, gate = [log_of(Random(13), 1, count) for count in (5, 21)], Gate()
+    with collecting(monkeypatch) as collected:
+        async with (
+            consuming(logs[0], member=Named(logs[0])),
+            consuming(logs[1], gate.wait, member=Named(logs[1]), drain_seconds=0),
+        ):
+            await until(lambda: logs[0].is_settled)
+            assert sorted(points_of(collected)["lag"]) == [(0, "group of 5", "0"), (21, "group of 21", "0")]
+            assert sorted(points_of(collected)["dead_letters"]) == [(0, "group of 21", "0"), (0, "group of 5", "0")]
 
 
 @pytest.mark.parametrize("function", ["take", "settle", "keep"])

@@ -284,10 +284,13 @@ def test_an_outage_that_is_longer_than_the_poll_interval_costs_no_partition(run:
 
 def test_what_a_drain_leaves_comes_again_and_is_no_dead_letter(run: Run) -> None:
     async def scenario(world: World) -> None:
-        async with world.consumer(drain_seconds=0.2):
+        async with world.consumer(drain_seconds=0.2) as consumer:
             await world.until(lambda: len(world.written) > world.messages // 4)
             world.is_down = True
             await asyncio.sleep(0.3)
+        left = consumer.statistics()
+        assert left.open > 0
+        assert left.lag == world.messages - await world.settled()
         world.is_down = False
         async with world.consumer():
             await world.until(lambda: len(world.identities()) == world.messages)
