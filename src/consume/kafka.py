@@ -265,10 +265,7 @@ class Kafka(Source):
                     await coordinator._do_commit_offsets(None, request)
                 except (errors.UnknownMemberIdError, errors.IllegalGenerationError, errors.RebalanceInProgressError):
                     return False
-                except (
-                    *self.outages,
-                    AssertionError,
-                ):  # while the metadata has no broker, aiokafka asserts that it has
+                except passing:
                     await asyncio.sleep(_RETRY_SECONDS)
                 else:
                     break
