@@ -29,6 +29,7 @@ class RedisStream(consume.Source):
     """
 
     is_log = False
+    system = "redis"
     outages = (OSError, exceptions.ConnectionError, exceptions.TimeoutError)
 
     def __init__(

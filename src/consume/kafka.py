@@ -68,6 +68,8 @@ class Kafka(Source):
         OptionsError: a setting would lose messages.
     """
 
+    system = "kafka"
+
     def __init__(self, *topics: str, group_id: str, **settings: Any) -> None:
         for name in (*topics, group_id):
             check("group_id" if name is group_id else "topics", name, NAME, "Kafka(")

@@ -19,8 +19,8 @@ from .. import (
 )
 from ..actors.tasks import Condition
 from ..extension import attempts_of
-from ..telemetry import logs
-from .source import DeadLetter, Message, Source, label
+from ..telemetry import logs, names
+from .source import DeadLetter, Message, Source, attributes_of, label
 
 # How long the last commit of a partition may take.
 _LAST_COMMIT_SECONDS: Final = 1.0
@@ -202,6 +202,8 @@ class Partition:
     def __init__(self, held: Partitions, name: Any, before: list[asyncio.Task[None]]) -> None:
         self._held, self._source, self.name = held, held._source, name
         self.label, self.attributes = label(name), tuple(self._source.attributes(name).items())
+        about = {names.MESSAGING_SYSTEM: self._source.system, names.MESSAGING_OPERATION: "process"}
+        self._about: dict[str, str | int] = {**about, **dict(self.attributes)}
         for count in ("dead_letters", "late_commits"):
             held._counts[count, self.attributes] += 0
         self.before = before
@@ -262,7 +264,8 @@ class Partition:
                         raise TypeError(
                             f"call_of= returned {call!r:.100}: return a call, such as handle(message.value)"
                         )
-                    call = tagged(telemetry.continued(call, message.headers), number)
+                    about = {**self._about, **attributes_of(message)}
+                    call = tagged(telemetry.continued(call, message.headers, attributes=about), number)
                 except Exception as error:  # noqa: BLE001 - of the user's function: this message has failed, not the consumer
                     self._bury(number, DeadLetter(message, error, 0))
                 else:

@@ -15,6 +15,9 @@ else:
     consume = LateModule(__package__)
 
 
+_MOST_OF_KEY = 200  # characters of a key in a span
+
+
 @dataclass(slots=True, eq=False)
 class Message:
     """A message of a source.
@@ -60,12 +63,14 @@ class Source(ABC):
     Attributes:
         is_log: whether messages are settled in order, by the last one of a prefix, as an offset is committed; False for
             a queue, whose messages are settled one by one. Set it in the class.
+        system: the name of the system in spans of messages, their `messaging.system`. Set it in the class.
         keep_seconds: how often `keep` is called, in seconds; None for never.
         outages: the errors that pass: a method that raises such an error is called again after a second. Any other
             error ends the consumer.
     """
 
     is_log: bool = True
+    system: str = "unknown"
     keep_seconds: float | None = None
     outages: tuple[type[Exception], ...] = (OSError,)
 
@@ -119,12 +124,23 @@ class Source(ABC):
         return None
 
     def attributes(self, partition: Any, /) -> Mapping[str, str]:
-        """Return the attributes of a partition in metrics, such as its topic; by default only its name.
+        """Return the attributes of a partition in metrics and spans, such as its topic; by default only its name.
 
         Args:
             partition: the partition, which is held.
         """
         return {names.PARTITION: label(partition)}
+
+
+def attributes_of(message: Message) -> dict[str, str | int]:
+    """Return the attributes of a message in its span."""
+    found: dict[str, str | int] = {names.MESSAGE_ID: message.identity}
+    if message.key is not None:
+        key = message.key.decode(errors="replace") if isinstance(message.key, bytes) else str(message.key)
+        found[names.MESSAGE_KEY] = key[:_MOST_OF_KEY]
+    if isinstance(message.position, int):
+        found[names.MESSAGE_OFFSET] = message.position
+    return found
 
 
 def label(partition: object) -> str:

@@ -12,13 +12,15 @@ from random import Random
 from typing import Any
 
 import pytest
+from opentelemetry.trace import SpanKind
 
 import penstock as ps
 from penstock import consume, engine, telemetry, testing
+from penstock.telemetry import names
 from tests.consume.memory import Log, Member, Queue, in_order, log_of
 from tests.kit import Gate, same, virtual
 from tests.telemetry.collected import Collected, collecting
-from tests.tracing import Tracing
+from tests.tracing import Tracing, attributes_of
 
 
 class Boom(Exception):
@@ -592,6 +594,13 @@ async def test_a_message_goes_on_with_the_trace_of_its_sender(tracing: Tracing) 
     run = tracing.one("penstock.run end")
     assert run.parent is not None
     assert (run.parent.trace_id, run.parent.span_id) == (7, 8)
+    [message] = log.partitions[0]
+    assert run.kind is SpanKind.CONSUMER
+    assert {name: value for name, value in attributes_of(run).items() if name.startswith("messaging.")} == {
+        names.MESSAGING_SYSTEM: "unknown", names.MESSAGING_OPERATION: "process", names.PARTITION: "0",
+        names.MESSAGE_ID: message.identity, names.MESSAGE_KEY: str(message.key),
+        names.MESSAGE_OFFSET: message.position,
+    }  # fmt: skip
 
 
 @virtual
