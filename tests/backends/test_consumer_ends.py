@@ -1,6 +1,7 @@
-"""SIGTERM ends a consumer whatever its state and whatever the broker does: exit status 0, and no wait for the broker.
+"""Consumers of a real broker that hangs, is gone, or has given them up.
 
-A client of the broker would wait 40 seconds for an answer.
+SIGTERM ends a consumer whatever its state and whatever the broker does: exit status 0, and no wait for the broker. A
+client of the broker would wait 40 seconds for an answer.
 """
 
 import asyncio
@@ -17,7 +18,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.backends.broker import make_topics, running
+import penstock as ps
+from penstock import consume, engine
+from tests.backends.broker import committed, java, make_topics, running
 
 
 class Ending:
@@ -121,3 +124,71 @@ def test_while_there_was_never_a_broker() -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with consumers(address, "starting", topics=False) as starting:
             end(starting)
+
+
+@pytest.mark.timeout(300)
+def test_a_member_that_stalled_does_not_set_back_what_another_has_committed(broker: tuple[str, int]) -> None:
+    servers, _ = broker
+    topic = f"stale-{uuid4().hex[:8]}"
+    asyncio.run(_filled(servers, {topic: 3}))
+    stale = Ending(servers, topic, "stale")
+    try:
+        stale.says("ready")
+        stale.says("ready")  # the first message has ended, and the second is open
+        stale.process.send_signal(signal.SIGSTOP)
+        other = Ending(servers, topic, "letters")  # it gets the partition when the session of the first has ended
+        try:
+            for _ in range(3):
+                other.says("ready")
+                other.fail_its_message()
+            end([other])
+        finally:
+            other.process.kill()
+            other.process.communicate()
+        assert asyncio.run(committed(servers, topic, 1)) == [3]
+        stale.process.send_signal(signal.SIGCONT)
+        asyncio.run(_filled(servers, {topic: 1}))
+        stale.says("ready")  # it is a member again
+        assert asyncio.run(committed(servers, topic, 1)) == [3]
+        end([stale])
+    finally:
+        stale.process.kill()
+        stale.process.communicate()
+
+
+@pytest.mark.timeout(300)
+def test_lag_is_what_the_tool_of_kafka_says_also_of_a_consumer_that_is_stuck(broker: tuple[str, int]) -> None:
+    servers, _ = broker
+    topic = f"stuck-{uuid4().hex[:8]}"
+    tool = java(
+        "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", "--bootstrap-server", servers, "--describe",
+        "--group", topic,
+    )  # fmt: skip
+
+    async def lags() -> list[int]:
+        shown = await asyncio.to_thread(subprocess.run, tool, capture_output=True, text=True, timeout=120, check=True)
+        return [int(line.split()[5]) for line in shown.stdout.splitlines() if line.startswith(topic)]
+
+    @ps.graph
+    @ps.node
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        await _filled(servers, {topic: 5})
+        source = consume.Kafka(topic, group_id=topic, bootstrap_servers=servers)
+        dead_letters = source.letters_to(f"{topic}.dead")
+        async with (
+            asyncio.timeout(120),
+            engine.deploy(wait) as service,
+            consume.Consumer(
+                service, source, lambda message: wait(), dead_letters=dead_letters, max_open=2, drain_seconds=0
+            ) as consumer,
+        ):
+            for more, lag in ((0, 5), (20, 25)):
+                await _filled(servers, {topic: more})
+                while consumer.statistics().lag != lag:
+                    await asyncio.sleep(0.1)
+                assert await lags() == [lag]
+
+    asyncio.run(main())

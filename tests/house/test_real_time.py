@@ -26,6 +26,7 @@ USES = {
     "backends/ending_consumer.py": 1,
     "backends/kafka_consumer.py": 2,
     "backends/sent.py": 3,
+    "backends/test_consumer_ends.py": 1,
     "backends/server.py": 3,
     "backends/test_kafka.py": 4,
     "bad_days/process_nodes.py": 1,
