@@ -1,12 +1,16 @@
 """`python -m penstock serve`: serve graphs in OpenAI's protocol."""
 
 import argparse
+import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
+from opentelemetry import trace
+
+from .. import telemetry
 from .arguments import refuse
 from .target import load
 
@@ -44,12 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; return the exit status."""
     from .. import serving  # here, since it needs an extra
-    from ..telemetry import exporting
 
     try:
         found: Any = load(options.target)
         keys = None if options.api_key_file is None else _keys(options.api_key_file)
-        exporting.set_up_if_asked(service_name=options.target.rpartition(":")[2])
+        _send_telemetry(options.target.rpartition(":")[2])
     except (argparse.ArgumentTypeError, OSError, ImportError, ValueError) as error:
         refuse(options, str(error))
     models = (
@@ -70,6 +73,14 @@ def run(options: argparse.Namespace) -> int:
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal of Ctrl-C again once all answers are complete
         uvicorn.Server(config).run([listener])
     return 0
+
+
+def _send_telemetry(service_name: str) -> None:
+    """Send spans and metrics if a variable names an exporter or its receiver, unless the target sends them itself."""
+    prefixes = ("OTEL_EXPORTER_OTLP_", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER")
+    is_asked = any(name.startswith(prefixes) and value.strip() for name, value in os.environ.items())
+    if is_asked and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        telemetry.setup(service_name=service_name)
 
 
 def _keys(path: Path) -> dict[str, str]:

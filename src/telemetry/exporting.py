@@ -130,18 +130,6 @@ def setup(*, service_name: str, endpoint: str | None = None) -> None:
     close_at_exit(closes)
 
 
-def set_up_if_asked(*, service_name: str) -> None:
-    """Do what `setup` does, for a command: if a variable names an exporter or its receiver, and nothing is set up.
-
-    Raises:
-        ImportError, ValueError: as for `setup`.
-    """
-    prefixes = ("OTEL_EXPORTER_OTLP_", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER")
-    is_asked = any(name.startswith(prefixes) and _read(name) for name in os.environ)
-    if is_asked and _has_none(trace.get_tracer_provider()) and _has_none(metrics.get_meter_provider()):
-        setup(service_name=service_name)
-
-
 def _send_traces(exporters: list[Callable[[], Any]], resource: "Resource") -> "TracerProvider":
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor

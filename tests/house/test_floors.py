@@ -40,6 +40,10 @@ HELPERS = {
     "telemetry.text",
 }  # fmt: skip
 
+# Private names of aiokafka: it has no public name for the generation of a member, for a commit that keeps to it, or for
+# the connections of a consumer whose broker hangs.
+OF_AIOKAFKA = {"consume/kafka.py": {"._client", "._coordinator", "._do_commit_offsets"}}
+
 # Attributes that are public although they begin with an underscore.
 NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 
@@ -138,7 +142,8 @@ def test_helpers_are_few() -> None:
 
 @pytest.mark.parametrize("floor", FLOORS)
 def test_a_floor_stands_on_public_names(floor: str) -> None:
-    assert lacking(floor) == {}, "either the contract lacks a name, or the floor does too much"
+    known = {file: names for file, names in OF_AIOKAFKA.items() if file.startswith(f"{floor}/")}
+    assert lacking(floor) == known, "either the contract lacks a name, or the floor does too much"
 
 
 @pytest.mark.parametrize(
