@@ -242,6 +242,8 @@ async def test_services_and_streams_take_keys(job: Job) -> None:
 
 @virtual
 async def test_the_deadline_of_a_call_covers_what_its_store_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_threads(monkeypatch)  # for whose work virtual time would not wait
+
     class Slow(MemoryStore):
         seconds = 3600.0
 
