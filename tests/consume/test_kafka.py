@@ -273,7 +273,7 @@ def test_an_outage_that_is_longer_than_the_poll_interval_costs_no_partition(run:
             await world.until(lambda: len(world.written) > world.messages // 4)
             world.is_down = True
             await asyncio.sleep(7)
-            assert consumer.statistics().open > 24
+            assert consumer.statistics().open >= 24  # a partition may have no message left
             world.is_down = False
             await world.until(lambda: len(world.written) == world.messages)
         world.check(may_repeat=False)
