@@ -166,7 +166,7 @@ def content_of(span: Any) -> tuple[Any, Any]:
 async def test_how_long_answers_take(monkeypatch: Any) -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
-    monkeypatch.setattr(metrics, "get_meter", lambda name, **_: provider.get_meter(name))
+    monkeypatch.setattr(metrics, "get_meter", lambda name, *_, **__: provider.get_meter(name))
     measures._histograms.cache_clear()
     try:
         async with asking({"thinker": thinker, "fails": fails, "length": length}, api_keys=["sk-1"]) as http:

@@ -312,6 +312,8 @@ class _Reader(ast.NodeVisitor):
             self.touches.append(node)
         if callee is Kind.NODE or callee is Kind.GRAPH:
             return Kind.REF if callee is Kind.NODE else Kind.RESULT
+        if inspect.isclass(callee) and self.is_node(callee):
+            return Kind.NODE
         if isinstance(base, Kind):
             return base if name in ("with_policy", "named") else self.attribute(base, name)
         self.check_foreign(node, callee)
@@ -378,8 +380,9 @@ class _Reader(ast.NodeVisitor):
             before, reader = len(self.touches), copy(self)
             reader.problems = self.problems if is_near else []
             result = reader.read_function(function, location, {**given})
+            is_used = len(self.touches) > before or _holds_ref(result)
             result = result if is_near and not inspect.isgeneratorfunction(function) else None
-            self.results[call] = result, len(self.touches) > before, given
+            self.results[call] = result, is_used, given
         if self.results[call][1]:
             self.touches.append(node)
         elif refs and _is_blind(location.node, refs):
