@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from time import perf_counter
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, propagate, trace
@@ -16,6 +17,7 @@ from ..telemetry import names
 from ..telemetry.logs import guarded, shown
 from .answers import Answer, as_json
 from .protocol import APIError
+from .reading import chunk_of
 
 # The boundaries of histograms that the semantic conventions recommend, in seconds.
 _DURATIONS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -66,7 +68,7 @@ def measured(
     said = said if guarded("spans", span.is_recording) else None
     if said is not None:
         with suppress(*MALFORMED):
-            guarded("spans", span.set_attribute, "gen_ai.input.messages", _content(messages))
+            guarded("spans", span.set_attribute, names.INPUT_MESSAGES, _content(messages))
     try:
         yield said
     finally:
@@ -85,19 +87,84 @@ def measured(
                 guarded("spans", span.set_attribute, told, usage[counted])
         reason = answer.reason if answer.error is None else "error"
         if answer.reason:
-            guarded("spans", span.set_attribute, "gen_ai.response.finish_reasons", [reason])
+            guarded("spans", span.set_attribute, names.FINISH_REASONS, [reason])
+        if answer.first_at is not None:
+            guarded("spans", span.set_attribute, names.FIRST_CHUNK, answer.first_at - answer.began_at)
+            if answer.parts > 1:
+                seconds = (perf_counter() - answer.first_at) / (answer.parts - 1)
+                guarded("spans", span.set_attribute, names.PART_SECONDS, seconds)
         if said is not None:
             with suppress(*MALFORMED):
                 given = _content([said.message()], finish_reason=reason)
-                guarded("spans", span.set_attribute, "gen_ai.output.messages", given)
+                guarded("spans", span.set_attribute, names.OUTPUT_MESSAGES, given)
         guarded("metrics", _record, answer, known)
         otel_context.detach(token)
         guarded("spans", span.end)
 
 
-def _start(name: str, parent: otel_context.Context, attributes: Mapping[str, Any]) -> trace.Span:
-    tracer = trace.get_tracer(names.INSTRUMENTATION, schema_url=names.SCHEMA_URL)
-    return tracer.start_span(name, parent, SpanKind.SERVER, attributes)
+class Asked:
+    """The span of a request to a server of a model: a child of the span of its node, if that is recorded.
+
+    The span is not made current, since parts of the answer are yielded inside of it.
+
+    Args:
+        url: the base URL of the server.
+        model: the name of the model.
+
+    Attributes:
+        headers: the headers of the request, by which the server continues the trace.
+    """
+
+    def __init__(self, url: str, model: str) -> None:
+        self.headers: dict[str, str] = {}
+        self._span: trace.Span = trace.INVALID_SPAN
+        self._says_id, context = False, None
+        if guarded("spans", trace.get_current_span().is_recording):
+            server = urlsplit(url)
+            known = {
+                names.OPERATION: names.CHAT, names.REQUEST_MODEL: model, names.SERVER_ADDRESS: server.hostname or url,
+                names.SERVER_PORT: server.port or (443 if server.scheme == "https" else 80),
+            }  # fmt: skip
+            span = guarded("spans", _start, f"{names.CHAT} {model}", otel_context.get_current(), known, SpanKind.CLIENT)
+            self._span = span or trace.INVALID_SPAN
+            context = None if span is None else trace.set_span_in_context(span)
+        guarded("spans", propagate.inject, self.headers, context)
+
+    async def __aenter__(self) -> "Asked":
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace_: object) -> None:
+        if isinstance(error, Exception):
+            cause = f"{type(error).__qualname__}: {shown(error, str):.1000}"
+            guarded("spans", self._span.set_attribute, names.ERROR_TYPE, type(error).__qualname__)
+            guarded("spans", self._span.set_status, trace.Status(trace.StatusCode.ERROR, cause))
+        guarded("spans", self._span.end)
+
+    def answered(self, status: int) -> None:
+        """Note the status of the response."""
+        guarded("spans", self._span.set_attribute, names.HTTP_STATUS, status)
+
+    def gave(self, data: bytes, chunk: dict[str, Any] | None) -> None:
+        """Note the id, the model and the tokens of an answer, which its first and its last part have."""
+        if self._span is trace.INVALID_SPAN or (self._says_id and b'"usage"' not in data):
+            return
+        with suppress(*MALFORMED):
+            part: Any = chunk or chunk_of(data)
+            usage: Any = part.get("usage") or {}
+            found: dict[str, Any] = {
+                names.RESPONSE_ID: part.get("id"), names.RESPONSE_MODEL: part.get("model"),
+                names.INPUT_TOKENS: usage.get("prompt_tokens"), names.OUTPUT_TOKENS: usage.get("completion_tokens"),
+            }  # fmt: skip
+            said = {name: value for name, value in found.items() if isinstance(value, str | int)}
+            self._says_id = True
+            guarded("spans", self._span.set_attributes, said)
+
+
+def _start(
+    name: str, parent: otel_context.Context, attributes: Mapping[str, Any], kind: SpanKind = SpanKind.SERVER
+) -> trace.Span:
+    tracer = trace.get_tracer(names.INSTRUMENTATION, names.VERSION, schema_url=names.SCHEMA_URL)
+    return tracer.start_span(name, parent, kind, attributes)
 
 
 def _record(answer: Answer, known: Mapping[str, Any]) -> None:

@@ -12,12 +12,12 @@ from typing import Any, Final, Self
 from uuid import uuid4
 
 import httpx
-from opentelemetry import propagate
 
 from .. import Node, current, node
 from .._errors import OptionsError, UnknownItemError, retry_after_header
 from ..actors.accepted import NOT_NEGATIVE, POSITIVE, check, whole
 from .answers import Delta, Passed, as_json
+from .measures import Asked
 from .protocol import APIError, Base, ChatRequest, Request, UpstreamError, completed
 from .reading import parts_of
 
@@ -154,17 +154,20 @@ class Upstream:
         is_stream = bool(getattr(request, "stream", request is None))
         async with replica.breaker, self:
             assert self._client is not None
-            headers = {**self._headers}
-            propagate.inject(headers)
+            asked = Asked(replica.url, self._model or (request.model if request is not None else ""))
+            headers = {**self._headers, **asked.headers}
             url, extensions = _url_of(f"{replica.url}/{path}"), {"timeout": self._timeouts}
             sent = httpx.Request("POST", url, headers=headers, content=body, extensions=extensions)
             replica.in_flight += 1
             try:
                 async with (
+                    asked,
                     aclosing(await _send(self._client, sent)) as response,
                     aclosing(parts_of(response, self._max_answer_bytes, is_stream=is_stream)) as parts,
                 ):
+                    asked.answered(response.status_code)
                     async for data, chunk in parts:
+                        asked.gave(data, chunk)
                         yield Passed(data, chunk)
                 self._asked.pop(call, None)
             except httpx.TimeoutException as error:

@@ -7,13 +7,14 @@ import pytest
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.trace import SpanKind
 
 import penstock as ps
 from penstock import serving
 from penstock.serving import measures
 from tests.serving.model_server import ModelServer
 from tests.serving.openai_server import Messages, asking, chat, fails, length, served, thinker
-from tests.tracing import Tracing
+from tests.tracing import Tracing, attributes_of
 
 ASKED: Messages = [{"role": "user", "content": "a secret"}]
 
@@ -41,9 +42,32 @@ async def test_a_chat_through_two_services_is_one_tree(tracing: Tracing) -> None
             parent = spans[parent.span_id].parent
         assert names[-1] == "chat front"
         assert len(names) > 1  # the run of the gateway is between the two spans
-    assert len(tracing.named("chat thinker")) == 2
+    by_kind = {kind: [span for span in tracing.named("chat thinker") if span.kind is kind] for kind in SpanKind}
+    assert len(by_kind[SpanKind.SERVER]) == len(by_kind[SpanKind.CLIENT]) == 2
+    for asked in by_kind[SpanKind.CLIENT]:
+        said = attributes_of(asked)
+        assert url == f"http://{said['server.address']}:{said['server.port']}"
+        assert (said["http.response.status_code"], said["gen_ai.usage.output_tokens"]) == (200, 7)
+        assert said["gen_ai.response.id"]
+    assert {span.parent.span_id for span in by_kind[SpanKind.SERVER] if span.parent} == {
+        span.context.span_id for span in by_kind[SpanKind.CLIENT] if span.context
+    }
     # By default, spans have no message content.
     assert "a secret" not in "".join(str(span.attributes) for span in spans.values())
+
+
+async def test_a_failover_names_both_servers_and_the_cause(tracing: Tracing) -> None:
+    server = ModelServer()
+    async with server.listening() as url:
+        down = serving.upstream("http://127.0.0.1:9", model="m").chat.with_policy(failover=serving.upstream(url).chat)
+        async with asking({"m": down}) as http:
+            assert (await http.post("/v1/chat/completions", json={"model": "m", "messages": ASKED})).status_code == 200
+    failed, answered = [span for span in tracing.named("chat m") if span.kind is SpanKind.CLIENT]
+    assert (attributes_of(failed)["server.port"], failed.status.status_code.name) == (9, "ERROR")
+    assert "ConnectError" in str(failed.status.description)
+    assert str(attributes_of(answered)["server.port"]) in url
+    [chat] = [span for span in tracing.named("chat m") if span.kind is SpanKind.SERVER]
+    assert attributes_of(chat)["gen_ai.response.time_to_first_chunk"] > 0
 
 
 async def test_embeddings_have_a_span_with_the_tokens_that_a_server_has_counted(tracing: Tracing) -> None:
@@ -118,7 +142,7 @@ async def test_an_answer_that_goes_on_in_bytes_is_the_same_whether_content_is_tr
             async with asking({"up": serving.upstream(url)}, trace_content=trace_content) as http:
                 answers.append((await chat(http, "up", ASKED, stream=stream)).text)
     assert answers[0] == answers[1]
-    spans: list[Any] = tracing.named("chat up")
+    spans: list[Any] = [span for span in tracing.named("chat up") if span.kind is SpanKind.SERVER]
     assert [told(span, "response.finish_reasons") for span in spans] == [[("length",)]] * 2
     assert "a secret" not in str(spans[0].attributes)
     asked = [{"role": "user", "parts": [{"type": "text", "content": "a secret"}]}]
