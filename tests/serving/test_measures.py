@@ -209,6 +209,7 @@ async def test_how_long_answers_take(monkeypatch: Any) -> None:
         (metric.name, point.attributes["gen_ai.request.model"], point.attributes.get("error.type")): point.count
         for metric in data.resource_metrics[0].scope_metrics[0].metrics
         for point in metric.data.data_points
+        if metric.name.startswith("gen_ai.")
     }
     assert found == {
         ("gen_ai.server.request.duration", "thinker", None): 2,
