@@ -1,7 +1,7 @@
 """How metrics and profiles read the counters of nodes, runs and deployments."""
 
 from collections.abc import Collection, Iterable, Iterator
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..actors.node_actor import NOTHING, UNLIMITED, NodeActor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # loaded only when a profile is taken
     from .pools import Pools
 
 
-@cache  # scopes of the same graph open and close again and again, each time with the same series
+@lru_cache(1_000)  # scopes of the same graph open and close again and again, each time with the same series
 def _of_node(metric: str, graph: str, node: str, outcome: str = "") -> Series:
     """Return the series of a metric of one node."""
     of = (names.GRAPH, graph), (names.NODE, node)

@@ -106,20 +106,26 @@ class Series:
 
     # Series are compared by identity: a scope that closes looks up the series of each of its numbers, and comparing
     # names would take longer than all other work.
-    __slots__ = ("attributes", "metric")
+    __slots__ = ("__weakref__", "attributes", "metric")
 
     def __init__(self, metric: str, attributes: tuple[tuple[str, str | bool], ...]) -> None:
         self.metric = metric
         self.attributes = attributes
 
 
-_known: dict[tuple[str, tuple[tuple[str, str | bool], ...]], Series] = {}
+# Weak, so that a series leaves with the last of its sources and totals.
+_known: WeakValueDictionary[tuple[str, tuple[tuple[str, str | bool], ...]], Series] = WeakValueDictionary()
+_making = threading.RLock()  # the garbage collector may close a source in a thread that holds the lock
 
 
 def series(metric: str, *attributes: tuple[str, str | bool]) -> Series:
     """Return the series of a metric and its attributes, pairs of name and value in a fixed order."""
     key = metric, attributes
-    return _known.get(key) or _known.setdefault(key, Series(metric, attributes))  # one object for all threads
+    if (found := _known.get(key)) is None:
+        made = Series(metric, attributes)
+        with _making:  # one object for all threads
+            found = _known.setdefault(key, made)
+    return found
 
 
 # A series, a number, and the object that the number belongs to, or None. The numbers of a series are added up; if
@@ -194,8 +200,15 @@ def _create() -> None:
 
 # The registry of sources. It holds a weak reference to each source from its opening to its closing. When a source
 # closes, its counters are added to one sum for all closed sources, by metric and attributes: so totals only grow, and
-# closed scopes take no memory. Sources open and close on event loops, or in the garbage collector, which must never
-# wait for a reader; readers have threads of their own.
+# closed scopes take no memory. The totals of the series that closed last are kept: see `_KEPT_SERIES`. Sources open and
+# close on event loops, or in the garbage collector, which must never wait for a reader; readers have threads of their
+# own.
+
+
+# How many series without an open source are kept. A node has two to eight, so these are 125 nodes or more, which is
+# more than most programs have, and a page of Prometheus shows them in 200 KB. A graph that is made anew for each call
+# under one name goes on counting, while a program that makes up names for ever loses the oldest.
+_KEPT_SERIES: Final = 1_000
 
 
 class Registry:
@@ -207,8 +220,8 @@ class Registry:
         self._departed: deque[tuple[CounterSource | None, dict[Series, float]]] = deque()
         self._totals: dict[Series, float] = {}
         self._highest: dict[Series, float] = {}
-        self._look: dict[str, dict[Series, float]] = {}  # the totals that a collection is being told
-        self._told: set[str] = set()  # the metrics that this collection was told
+        self._limit = _KEPT_SERIES + _KEPT_SERIES // 4  # with more totals than this, the oldest leave
+        self._looks = _Look()
         self.unlock()
 
     def unlock(self) -> None:
@@ -242,13 +255,17 @@ class Registry:
         self._fold()
 
     def values(self, metric: str) -> Mapping[Series, float]:
-        """Return the numbers of a metric. All metrics tell of one moment, until one of them is read a second time."""
-        with self._reading:
-            if metric in self._told or not self._told:
-                self._told.clear()
-                self._look = self.totals()
-            self._told.add(metric)
-            return self._look.get(metric, {})
+        """Return the numbers of a metric.
+
+        In a thread, all metrics tell of one moment, until one of them is read a second time.
+        """
+        look = self._looks
+        if metric in look.told or not look.told:
+            look.told.clear()
+            with self._reading:
+                look.totals = self.totals()
+        look.told.add(metric)
+        return look.totals.get(metric, {})
 
     def totals(self) -> dict[str, dict[Series, float]]:
         """Return all numbers, by metric and series; no counter is smaller than before. For one thread at a time."""
@@ -258,13 +275,14 @@ class Registry:
             sources = [source for reference in self._open.valuerefs() if (source := reference()) is not None]
             just_closed = self._take_departed()
             found = dict(self._totals)
+            shared: set[tuple[Series, object]] = set()
+            for source in sources:
+                if id(source) not in just_closed:
+                    _add(found, source.counters(), shared)
+                    _add(found, source.levels(), shared)
+            by_metric = self._sorted(found)
         self._fold()
-        shared: set[tuple[Series, object]] = set()
-        for source in sources:
-            if id(source) not in just_closed:
-                _add(found, source.counters(), shared)
-                _add(found, source.levels(), shared)
-        return self._sorted(found)
+        return by_metric
 
     def _fold(self) -> None:
         """Add the closed sources to the totals; if a reader is using the totals, the reader adds them afterwards."""
@@ -280,8 +298,21 @@ class Registry:
             source, counters = self._departed.popleft()
             sources.append(source)
             for series, value in counters.items():
-                self._totals[series] = self._totals.get(series, 0) + value
+                self._totals[series] = self._totals.pop(series, 0) + value  # now the last one
+        if len(self._totals) > self._limit:
+            self._forget()
         return {id(source) for source in sources if source is not None}
+
+    def _forget(self) -> None:
+        """Drop the totals of the series that closed first; never of a series with an open source."""
+        sources = [source for reference in self._open.valuerefs() if (source := reference()) is not None]
+        is_open = {series for source in sources for series, _, _ in source.counters()}
+        closed = [series for series in self._totals if series not in is_open]
+        for series in closed[:-_KEPT_SERIES]:
+            del self._totals[series]
+        self._highest = {one: high for one, high in self._highest.items() if one in is_open or one in self._totals}
+        # So the open sources are asked once for many series that close.
+        self._limit = len(self._totals) + _KEPT_SERIES // 4
 
     def _sorted(self, found: dict[Series, float]) -> dict[str, dict[Series, float]]:
         by_metric: dict[str, dict[Series, float]] = {}
@@ -292,6 +323,19 @@ class Registry:
                 value = self._highest[series] = max(value, self._highest.get(series, value))
             by_metric.setdefault(series.metric, {})[series] = value
         return by_metric
+
+
+class _Look(threading.local):
+    """The totals that a reader is being told. Each reader collects in a thread of its own.
+
+    Attributes:
+        totals: all numbers, of one moment.
+        told: the metrics that this collection was told.
+    """
+
+    def __init__(self) -> None:
+        self.totals: dict[str, dict[Series, float]] = {}
+        self.told: set[str] = set()
 
 
 def _add(found: dict[Series, float], readings: Iterable[Reading], shared: set[tuple[Series, object]]) -> None:
@@ -308,8 +352,8 @@ registry = Registry()
 
 
 def _unlock() -> None:
-    global _lock  # noqa: PLW0603 - one for the process, as meters are
-    _lock = threading.Lock()
+    global _lock, _making
+    _lock, _making = threading.Lock(), threading.RLock()
     registry.unlock()
 
 

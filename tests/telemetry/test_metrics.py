@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import penstock as ps
 from penstock import engine, testing
 from penstock.telemetry import names
-from penstock.telemetry.metrics import COUNTERS, Series
+from penstock.telemetry.metrics import COUNTERS, Series, instruments
 from tests.kit import Gate, begun, model, numbers, same, values_of
 from tests.telemetry.collected import Collected, collecting
 
@@ -286,6 +288,50 @@ async def test_graphs_made_for_one_call_leave_their_counts_and_nothing_else(coll
     gc.collect()
     assert [reference() for reference in left] == [None] * 5
     assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="made", node="made", outcome="done") == 5
+
+
+def points(reader: InMemoryMetricReader, metric: str = names.METRIC_NODE_EXECUTIONS) -> list[Any]:
+    """Returns the points of a metric that a reader collects now."""
+    data = reader.get_metrics_data()
+    found = [] if data is None else data.resource_metrics
+    return [
+        point
+        for one in found
+        for scope in one.scope_metrics
+        for told in scope.metrics
+        if told.name == metric
+        for point in told.data.data_points
+    ]
+
+
+async def test_names_of_graphs_that_are_gone_leave_and_those_of_open_ones_never(collected: Collected) -> None:
+    readers = [InMemoryMetricReader(), InMemoryMetricReader()]
+    provider = MeterProvider(readers, shutdown_on_exit=False)
+    instruments(provider.get_meter("test"), collected.registry.values)
+    lasting, count = ps.graph(add.with_policy(name="lasting")), 700
+    async with engine.deploy(lasting) as service:
+        await service(1)
+        await engine.run(lasting(1))
+        for number in range(count):
+            made = ps.graph(add.with_policy(name=f"made{number}"))
+            await engine.run(made(number))
+            if number == 100:  # the readers know the first names
+                assert [len(points(reader)) for reader in readers] == [2 * 102] * 2
+            del made
+        await service(1)
+        gc.collect()
+        for reader in readers:
+            by_graph = {point.attributes[names.GRAPH]: point.value for point in points(reader) if point.value}
+            assert by_graph["lasting"] == 3
+            assert by_graph[f"made{count - 1}"] == 1
+            assert "made0" not in by_graph
+            assert 1_000 <= 3 * len(by_graph) <= 1_260  # two outcomes and the busy time of each graph
+        again = ps.graph(add.with_policy(name="made0"))
+        await engine.run(again(1))
+        for reader in readers:
+            found = [point.value for point in points(reader) if point.attributes[names.GRAPH] == "made0"]
+            assert sorted(found) == [0, 1]  # counted from 0
+    provider.shutdown()
 
 
 async def test_an_engine_and_its_scopes_are_not_kept_alive(collected: Collected) -> None:

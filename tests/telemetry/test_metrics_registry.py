@@ -4,7 +4,7 @@ import gc
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -115,6 +115,34 @@ def test_all_instruments_tell_of_one_look() -> None:
         assert looks.count == expected
     assert set(histograms) == {names.METRIC_RUN_DURATION, names.METRIC_STREAM_DURATION}
     provider.shutdown()
+
+
+def test_a_reader_beside_another_tells_of_one_moment() -> None:
+    registry, looks = Registry(), Looks()
+    registry.opened(looks)
+    readers = [InMemoryMetricReader(), InMemoryMetricReader()]
+    providers = [MeterProvider([reader], shutdown_on_exit=False) for reader in readers]
+    found: dict[InMemoryMetricReader, set[float]] = {}
+
+    def collect(reader: InMemoryMetricReader) -> None:
+        data = reader.get_metrics_data()
+        assert data is not None
+        (scope,) = data.resource_metrics[0].scope_metrics
+        found[reader] = {point.value for metric in scope.metrics for point in metric.data.data_points}  # type: ignore[union-attr]
+
+    def values(metric: str) -> Mapping[Series, float]:
+        if metric == OBSERVED[len(OBSERVED) // 2].name:  # the other reader comes in between
+            other = threading.Thread(target=collect, args=(readers[1],))
+            other.start()
+            other.join()
+        return registry.values(metric)
+
+    instruments(providers[0].get_meter("test"), values)
+    instruments(providers[1].get_meter("test"), registry.values)
+    collect(readers[0])
+    assert found == {readers[0]: {1}, readers[1]: {2}}
+    for provider in providers:
+        provider.shutdown()
 
 
 def test_the_queries_in_the_documentation_name_what_prometheus_sees() -> None:
