@@ -302,6 +302,20 @@ class KeyRows:
     words: Array
     of: Any
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the keys: a class of the user that holds keys may read the attribute."""
+        return cast("tuple[int, ...]", self._abstract().shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the keys."""
+        return self._abstract().dtype
+
+    def _abstract(self) -> Any:
+        words = jax.ShapeDtypeStruct(self.words.shape, self.words.dtype)
+        return jax.eval_shape(partial(jax.random.wrap_key_data, impl=self.of), words)
+
     def keys(self) -> Array:
         """Return the keys. Called while a program is traced."""
         return jax.random.wrap_key_data(self.words, impl=self.of)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
+from jax.sharding import Sharding
 from opentelemetry.context import Context
 
 from .._errors import DeviceError, Noted, OptionsError, copy_of
@@ -22,14 +23,13 @@ from .enqueue_order import ENQUEUE_ORDER, has_collectives
 from .programs import (
     Configuration,
     Executable,
-    Leaf,
     Signature,
     current,
     signature_of,
     types_of,
     unkeyed_jax_options,
 )
-from .recompilation import Compiled, CompileLog, arguments_text, origin_of, parameter_name
+from .recompilation import Compiled, CompileLog, abstract, arguments_text, origin_of, parameter_name
 from .shardings import Placement
 from .untyped_jax import jax
 from .wrong_fusions import compiler_options
@@ -83,7 +83,7 @@ class JittedFunction:
         """Return the name of an argument."""
         return parameter_name(self.parameters, position)
 
-    def shardings(self, position: int, value: Any) -> Any:
+    def shardings(self, position: int, value: Any) -> list[Sharding]:
         """Return the sharding that each leaf of an argument needs.
 
         Raises:
@@ -175,28 +175,15 @@ def _abstract_arguments(jitted: JittedFunction, signature: Signature) -> list[An
         if position in jitted.static_argnums:
             arguments.append(part[1])
             continue
-        is_leaf = len(part) == 3
-        tree: Any = part if is_leaf else jax.tree.unflatten(part[0], [_Described(leaf) for leaf in part[1]])
-        shaped = _Described(part) if is_leaf else tree
-        shardings = jitted.shardings(position, shaped)
-        arguments.append(jax.tree.map(_Described.shaped, shaped, shardings))
+        shaped = abstract(part)
+        leaves, tree = jax.tree.flatten(shaped)
+        split = zip(leaves, jitted.shardings(position, shaped), strict=True)
+        arguments.append(jax.tree.unflatten(tree, [leaf.update(sharding=sharding) for leaf, sharding in split]))
     return arguments
 
 
 def _is_none(value: object) -> bool:
     return value is None
-
-
-class _Described:
-    """Wraps a leaf of a signature, because JAX takes a tuple for a pytree instead of a leaf."""
-
-    def __init__(self, leaf: Leaf) -> None:
-        self.leaf = leaf
-        self.shape = leaf[0]
-
-    def shaped(self, sharding: Any) -> Any:
-        shape, dtype, weak_type = self.leaf
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=weak_type)
 
 
 def _refuse_effects(jitted: JittedFunction, jaxpr: Any) -> None:

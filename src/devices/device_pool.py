@@ -27,7 +27,7 @@ from .parameters import put_there
 from .programs import are_arrays, current, is_device_array, is_random_key, on_host_of, refuse_own_x64, signature_of
 from .recompilation import CompileLog
 from .selection import following, select
-from .shardings import Placement
+from .shardings import LeafSpecs, Placement
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
@@ -254,18 +254,18 @@ def _pools() -> "Pools":
 
 
 def _kept(args: tuple[Any, ...], mesh: Any) -> "tuple[Any, ...] | None":
-    """Return the structure of the arguments and their specs, if any argument is split over the mesh already.
+    """Return the specs of the arguments, if any argument is split over the mesh already.
 
     Returns:
         None if no argument is split: then all arguments are copied to every device.
     """
-    leaves, tree = jax.tree.flatten(args)
-    shardings = [leaf.sharding if is_device_array(leaf) else None for leaf in leaves]
-    specs = tuple(
-        one.spec if isinstance(one, NamedSharding) and one.mesh == mesh and not one.is_fully_replicated else None
-        for one in shardings
-    )
-    return (tree, specs) if any(spec is not None for spec in specs) else None
+
+    def spec_of(leaf: Any) -> Any:
+        at = leaf.sharding if is_device_array(leaf) else None
+        return at.spec if isinstance(at, NamedSharding) and at.mesh == mesh and not at.is_fully_replicated else None
+
+    specs = tuple([LeafSpecs(map(spec_of, jax.tree.leaves(arg))) for arg in args])
+    return specs if any(spec is not None for of_arg in specs for spec in of_arg) else None
 
 
 # Few programs use two hundred functions, and functions that are made anew for each call must not pile up.
@@ -274,7 +274,4 @@ def _jitted(
     fn: Callable[..., Any], placement: Placement, donate_argnums: tuple[int, ...], kept: "tuple[Any, ...] | None"
 ) -> JittedFunction:
     name = str(getattr(fn, "__name__", type(fn).__name__))
-    in_specs = None if kept is None else jax.tree.unflatten(*kept)
-    return JittedFunction(
-        fn, name, parameter_names(fn), placement, donate_argnums, in_specs=in_specs, pure=False, log=_LOG
-    )
+    return JittedFunction(fn, name, parameter_names(fn), placement, donate_argnums, in_specs=kept, pure=False, log=_LOG)

@@ -18,6 +18,8 @@ from .programs import is_device_array, not_on_device
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
+    from jax.sharding import Sharding
+
     from ..telemetry.spans import JobSpan
     from .compiling import JittedFunction
     from .shardings import Placement
@@ -135,21 +137,23 @@ def _size_bytes(value: Any) -> int:
     return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(value))
 
 
-def put_there(value: Any, shardings: Any, placement: "Placement", name: str) -> Any:
+def put_there(value: Any, shardings: "list[Sharding]", placement: "Placement", name: str) -> Any:
     """Return a pytree of arrays on a device or mesh, without waiting until the arrays are there.
 
     Args:
         value: the pytree; arrays of NumPy in it may be changed afterwards.
-        shardings: the same pytree of shardings.
+        shardings: the sharding of each leaf.
         placement: the device or mesh.
         name: the name of the node or function that needs the arrays, for a profile.
     """
-
-    def put(leaf: Any, sharding: Any) -> Any:
-        return reshard(leaf, sharding) if is_device_array(leaf) else jax.device_put(leaf, sharding)
-
     began = perf_counter()
-    placed = jax.tree.map(put, owned(value), shardings)
+    leaves, structure = jax.tree.flatten(owned(value))
+    placed = structure.unflatten(
+        [
+            reshard(leaf, sharding) if is_device_array(leaf) else jax.device_put(leaf, sharding)
+            for leaf, sharding in zip(leaves, shardings, strict=True)
+        ]
+    )
     collectors.report(Collector.device_worked, DeviceSlice("to device", placement.name, name, began, perf_counter()))
     return placed
 

@@ -58,8 +58,12 @@ class Placer:
         [placement] = placements_of(self.device, 1)
         leaves, tree = jax.tree.flatten(value)
         several, is_on_host = jax.process_count() > 1, placement.devices[0].platform == "cpu"
-        whole = jax.tree.unflatten(tree, [_Global(leaf, jax.process_count()) for leaf in leaves]) if several else value
-        shardings = jax.tree.leaves(placement.shardings(self.specs, whole, "the batch"))
+
+        def shape_of(leaf: Any) -> tuple[int, ...]:  # each process has the same number of rows of the global array
+            local = np.shape(leaf)
+            return (local[0] * jax.process_count(), *local[1:]) if local else local
+
+        shardings = placement.shardings(self.specs, value, "the batch", shape_of)
         for index, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True)):
             if isinstance(leaf, str | bytes):
                 continue
@@ -91,11 +95,3 @@ class Placer:
 
     def restore(self, state: str) -> None:
         """Do nothing."""
-
-
-class _Global:
-    """The shape of a global array, of which each process has the same number of rows."""
-
-    def __init__(self, leaf: Any, processes: int) -> None:
-        local = np.shape(leaf)
-        self.shape = (local[0] * processes, *local[1:]) if local else local

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from ..telemetry import logs
 from ..telemetry.counters import ProgramMemory
-from .programs import Configuration, Executable, Signature
+from .programs import Configuration, Executable, Leaf, Signature
 from .shardings import sharding_text
 from .statistics import CompileStatistics, Recompilation, Transfer
 from .untyped_jax import jax
@@ -88,7 +88,38 @@ def described(part: tuple[Any, ...]) -> str:
         return _leaf_text(part)
     if isinstance(part[0], type):
         return logs.shown(part[1])
-    return str(jax.tree.unflatten(part[0], [_Text(_leaf_text(leaf)) for leaf in part[1]]))
+    return _tree_text(part[0], iter(part[1]))
+
+
+def _tree_text(tree: Any, leaves: Iterator[Leaf]) -> str:
+    """Return a structure as text. No object of the structure is made: a class of the user might refuse texts."""
+    if (node := tree.node_data()) is None:
+        return _leaf_text(next(leaves))
+    kind: Any
+    kind, data = node
+    parts = [_tree_text(child, leaves) for child in tree.children()]
+    if kind is dict:
+        return "{" + ", ".join([f"{logs.shown(key)}: {part}" for key, part in zip(data, parts, strict=True)]) + "}"
+    names: Any = getattr(kind, "_fields", ())  # of a named tuple
+    if len(names) == len(parts):
+        parts = [f"{name}={part}" for name, part in zip(names, parts, strict=True)]
+    text = ", ".join(parts)
+    if kind is list:
+        return f"[{text}]"
+    if kind is tuple:
+        return f"({text},)" if len(parts) == 1 else f"({text})"
+    if kind is type(None):
+        return "None"
+    return f"{kind.__name__}{logs.shown(data) if data else ''}({text})"
+
+
+def abstract(part: tuple[Any, ...]) -> Any:
+    """Return an argument without values, given its part of a signature: each leaf has a shape and a dtype."""
+    leaves = [
+        jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type)
+        for shape, dtype, weak_type in ([part] if len(part) == 3 else part[1])
+    ]
+    return leaves[0] if len(part) == 3 else jax.tree.unflatten(part[0], leaves)
 
 
 def origin_of(fn: Any) -> str:
@@ -97,15 +128,6 @@ def origin_of(fn: Any) -> str:
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     code = getattr(inner, "__code__", None)
     return name if code is None else f"{name} at {code.co_filename}:{code.co_firstlineno}"
-
-
-class _Text(str):
-    """Text that shows without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 # Argument, cause, the text before and after, and the remedy.
@@ -148,8 +170,7 @@ def _argument_differences(after: Compiled, position: int, old: Any, new: Any) ->
         return
     leaves = [("", old, new)]
     if len(old) < 3:
-        numbered = jax.tree.unflatten(new[0], range(len(new[1])))
-        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.flatten_with_path(numbered)[0]]
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.flatten_with_path(abstract(new))[0]]
         leaves = list(zip(paths, old[1], new[1], strict=True))
     for path, was, is_now in leaves:
         texts = _leaf_text(was), _leaf_text(is_now)

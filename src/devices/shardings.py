@@ -1,7 +1,7 @@
 """Placements (one device or a mesh), and how arrays are split over a mesh."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -52,31 +52,41 @@ class Placement:
             raise ValueError(f"{spec} splits an array over a mesh, and {self.name} is one device: give device= a mesh")
         return SingleDeviceSharding(cast("Any", self.devices[0]))
 
-    def shardings(self, specs: Any, value: Any, name: str = "the array") -> Any:
-        """Return `value` with each leaf replaced by the sharding of the leaf.
+    def shardings(
+        self, specs: Any, value: Any, name: str = "the array", shape_of: Callable[[Any], tuple[int, ...]] = np.shape
+    ) -> list[Sharding]:
+        """Return the sharding of each leaf of `value`. A class of the user might refuse to hold shardings.
 
         Args:
-            specs: a prefix of the structure of `value`.
+            specs: a prefix of the structure of `value`, or `LeafSpecs`.
             value: a pytree of arrays, or of objects with a shape.
             name: the name of `value` in an error.
+            shape_of: returns the shape that is split, given a leaf.
 
         Raises:
             ValueError: `specs` is not a prefix of the structure, or splits an axis into parts of different sizes.
         """
-
-        def shardings_of(path: Any, spec: PartitionSpec | None, part: Any) -> Any:
-            leaves, tree = jax.tree_util.tree_flatten_with_path(part)
-            sharding = self.sharding(spec)
+        if isinstance(specs, LeafSpecs):
+            return [self.sharding(spec) for spec in specs]
+        shardings: list[Sharding] = []
+        prefixes, tree = jax.tree_util.tree_flatten_with_path(specs, is_leaf=_is_spec)
+        for (path, spec), part in zip(prefixes, tree.flatten_up_to(value), strict=True):
+            leaves, _ = jax.tree_util.tree_flatten_with_path(part)
             if self.mesh is not None and spec is not None:
                 for inner, leaf in leaves:
                     place = name + jax.tree_util.keystr((*path, *inner))
-                    _check_parts(np.shape(leaf), spec, dict(self.mesh.shape), place)
-            return jax.tree.unflatten(tree, [sharding] * len(leaves))
-
-        return jax.tree_util.tree_map_with_path(shardings_of, specs, value, is_leaf=_is_spec)
+                    _check_parts(shape_of(leaf), spec, dict(self.mesh.shape), place)
+            shardings += [self.sharding(spec)] * len(leaves)
+        return shardings
 
     def __str__(self) -> str:
         return self.name
+
+
+class LeafSpecs(tuple[PartitionSpec | None, ...]):
+    """One spec for each leaf of a value whose arrays are split already."""
+
+    __slots__ = ()
 
 
 REPLICATED: Final[PartitionSpec] = cast("Any", PartitionSpec)()

@@ -364,11 +364,19 @@ def test_a_slurm_task_without_distributed_jax_does_not_guess_its_shard() -> None
 
 
 DISTRIBUTED = """
-import asyncio, sys
+import asyncio, dataclasses, sys
 from collections.abc import AsyncIterator
 import jax, numpy as np
 import penstock as ps
 from penstock import data
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Rows:
+    values: object
+    def __post_init__(self):
+        assert self.values.dtype == np.float32  # refuses what is unlike an array
+def collate(values):
+    return Rows(np.stack(values))
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
@@ -380,11 +388,12 @@ print(jax._src.xla_bridge.backends_are_initialized())
 mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 rows = np.arange(16, dtype=np.float32)
 @ps.graph
-async def feed() -> AsyncIterator[jax.Array]:
-    return data.order(rows) >> data.read(rows) >> data.batched(4) >> data.to_device(mesh, jax.P("data"))
+async def feed() -> AsyncIterator[Rows]:
+    batches = data.order(rows) >> data.read(rows) >> data.batched(4, collate=collate)
+    return batches >> data.to_device(mesh, jax.P("data"))
 with data.iterate(feed()) as batches:
     for batch in batches:
-        print(batch.shape, *[shard.data.tolist() for shard in batch.addressable_shards])
+        print(batch.values.shape, *[shard.data.tolist() for shard in batch.values.addressable_shards])
 jax.distributed.shutdown()
 """
 
