@@ -1,10 +1,10 @@
 """Replace a node by a fake."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar, overload
 
-from .. import Node, Resource
+from .. import Resource
 from ..extension import as_node, replaced
 
 P = ParamSpec("P")
@@ -14,7 +14,9 @@ R = TypeVar("R")
 @overload
 def replace(node: Resource[P, R], fake: Callable[P, AsyncIterator[R]], /) -> AbstractContextManager[None]: ...
 @overload
-def replace(node: Node[P, R] | Callable[P, R], fake: Callable[P, R], /) -> AbstractContextManager[None]: ...
+def replace(  # mypy takes the parameters from `node` only if it is a plain `Callable`, as every node is
+    node: Callable[P, R], fake: Callable[P, R] | Callable[P, Coroutine[Any, Any, R]], /
+) -> AbstractContextManager[None]: ...
 def replace(node: Any, fake: Any, /) -> AbstractContextManager[None]:
     """Call `fake` in place of a node, and of all its copies, inside the `with`.
 
@@ -24,8 +26,9 @@ def replace(node: Any, fake: Any, /) -> AbstractContextManager[None]:
     Args:
         node: a node; a method that is a node, taken from its class or from any instance; an instance of a stateful
             node, which scopes then neither make nor enter; or a resource.
-        fake: the function to call instead, with the same parameters and result. It is an `async def` if the function of
-            the node is an `async def`. For a resource, it is an async generator function, or an `async def` that
+        fake: the function to call instead, with the same result, which takes the same arguments. It is an `async def`
+            if the function of the node is an `async def`, and may be one if that is a plain `def`. For a node with
+            `batch=`, it takes one item. For a resource, it is an async generator function, or an `async def` that
             returns the value.
 
     Returns:

@@ -421,6 +421,31 @@ def replacing(index: Index) -> None:
     assert_type(testing.replace(fetch, fake), AbstractContextManager[None])
     assert_type(testing.replace(index, fake_index), AbstractContextManager[None])
 
+    @ps.node(batch=ps.Batch(20))
+    async def embed(texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+    async def fake_embed(text: str) -> int:
+        return 1
+
+    @ps.node(runs_on="thread")
+    def read(name: str) -> str:
+        return name
+
+    async def fake_read(name: object) -> str:
+        return "fake"
+
+    @ps.node
+    async def ask(client: dict[str, str], name: str) -> str:
+        return client[name]
+
+    async def fake_ask(client: object, name: str) -> str:
+        return "fake"
+
+    assert_type(testing.replace(embed, fake_embed), AbstractContextManager[None])
+    assert_type(testing.replace(read, fake_read), AbstractContextManager[None])
+    assert_type(testing.replace(ask, fake_ask), AbstractContextManager[None])
+
 
 def options() -> None:
     with ps.execution_options(max_workers=3, ordered=False, on_error="skip"):
