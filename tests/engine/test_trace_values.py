@@ -5,7 +5,7 @@ import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -235,6 +235,64 @@ async def test_a_body_of_control_flow_gets_new_lists_too() -> None:
     # In plain Python, the items would share one list, which would grow. Nodes do not share objects that a body makes.
     assert await engine.run(graph([1, 2])) == [[0, 1], [0, 2]]
     assert await engine.run(graph([1, 2])) == [[0, 1], [0, 2]]
+
+
+async def in_a_helper(xs: list[int], y: int) -> object:
+    start: list[object] = [await double(y)]
+    named = {"more": [start]}
+
+    async def each(x: int) -> object:
+        return collect(append(start, x), named, append([], x))
+
+    return await ps.map_each(each, xs)
+
+
+async def in_a_helper_of_a_helper(xs: list[int], y: int) -> object:
+    return await in_a_helper(xs, y)
+
+
+def made_by_a_factory(kept: list[object]) -> Callable[[int], Any]:
+    async def each(x: int) -> object:
+        return append(kept, x)
+
+    return each
+
+
+def graph_of_a_factory(kept: list[object]) -> Any:
+    @ps.graph
+    async def inner(x: int) -> object:
+        return append(kept, x)
+
+    return inner
+
+
+async def test_a_body_that_a_helper_makes_reads_the_lists_of_the_helper() -> None:
+    @ps.graph
+    async def graph(xs: list[int], y: int) -> object:
+        return await in_a_helper_of_a_helper(xs, y)
+
+    @ps.graph
+    async def by_factory(xs: list[int], y: int) -> object:
+        return await ps.map_each(made_by_a_factory([await double(y)]), xs)
+
+    for _ in range(2):
+        first, second = [6], [6]  # as it was for each item
+        expected = [([*first, 1], {"more": [[6]]}, [1]), ([*second, 2], {"more": [[6]]}, [2])]
+        assert [tuple(one) for one in cast("Any", await engine.run(graph([1, 2], 3)))] == expected
+        assert await engine.run(by_factory([1, 2], 3)) == [[6, 1], [6, 2]]
+
+
+async def test_what_a_factory_was_given_outside_is_the_same_for_all() -> None:
+    kept: list[object] = []
+    each, inner = made_by_a_factory(kept), graph_of_a_factory(kept)
+
+    @ps.graph
+    async def graph(xs: list[int], y: int) -> object:
+        again = await ps.map_each(made_by_a_factory([]), xs)  # the traced code names the factories, too
+        return collect(again, await graph_of_a_factory([])(y), await ps.map_each(each, xs), await inner(y))
+
+    assert len(cast("Any", await engine.run(graph([1, 2], 3)))) == 4
+    assert sorted(cast("list[int]", kept)) == [1, 2, 3]
 
 
 async def test_constants_keep_identity_and_code_without_values_runs_once() -> None:

@@ -149,12 +149,24 @@ class Outside:
         found = [list(codes_of(function.__code__)) for function in roots]
         codes = {code for _, *inner in found for code in inner}
         names = {name for each in found for code in each for name in code.co_names}
-        outside: list[object] = [fn.__self__ for fn in self._functions if isinstance(fn, types.MethodType)]
-        for function in roots:
+        instances: list[object] = [fn.__self__ for fn in self._functions if isinstance(fn, types.MethodType)]
+
+        def search() -> list[object]:
             # The closure of a function that the body of a graph defines holds objects of that body, so the closure is
             # left out.
-            outside += _named(function, with_closure=function.__code__ not in codes)
-        return set(map(id, reachable(outside, lambda one: _inside(one, names), _MAX_OBJECTS, _PLAIN)))
+            named = [one for root in roots for one in _named(root, with_closure=root.__code__ not in codes)]
+            return [*reachable(instances + named, lambda one: _inside(one, names), _MAX_OBJECTS, _PLAIN)]
+
+        found_objects = search()
+        # A plain function that the graph calls defines bodies as well, which nothing outside can name. A graph outside
+        # is named, and has its function behind `__wrapped__`.
+        named = [getattr(one, "__dict__", {}).get("__wrapped__", one) for one in found_objects]
+        reached = {one.__code__ for one in named if isinstance(one, types.FunctionType)}
+        made = {code for one in reached if is_users(one.co_filename) for code in codes_of(one)} - reached - codes
+        if made := made & {function.__code__ for function in roots[1:]}:
+            codes |= made
+            found_objects = search()
+        return set(map(id, found_objects))
 
 
 def _function_of(fn: object) -> types.FunctionType | None:
