@@ -196,7 +196,15 @@ class DeviceNode(Node[P, R]):
         return self._device_executor.statistics()
 
     def batch_statistics(self) -> BatchStatistics:
-        """Return how many calls the batches held, and how much of the batches was padding; all 0 without `batch=`."""
+        """Return how many calls the batches held, and how much of the batches was padding; all 0 without `batch=`.
+
+        With `runs_on=`, these are the batches that this process has gathered. Their padding is not known here.
+        """
+        if self._elsewhere is not None:
+            from .elsewhere import GatheredHere
+
+            gathered = self._runs_on
+            return gathered.statistics() if isinstance(gathered, GatheredHere) else BatchStatistics(0, 0, 0, 0, 0)
         return self._device_executor.batch_log.statistics()
 
     def vmap(self, in_axes: Any = 0, out_axes: Any = 0, batch_size: int | None = None) -> "DeviceNode[..., Any]":

@@ -1,11 +1,13 @@
 """Device nodes that other processes run: each process compiles the function for a device of its own."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from .._errors import DeviceError
 from ..actors.batching import Batch
 from ..actors.execution import Attempt
 from ..actors.executions import InOwnLoop
@@ -13,12 +15,14 @@ from ..actors.node_actor import NodeActor
 from ..engine.engine import Engine
 from ..engine.executions import InBatches
 from ..engine.graph import graph
-from ..engine.node import Execution, Node, Site, global_name
+from ..engine.node import Execution, Node, Scope, Site, global_name
 from ..engine.tracing.annotations import signature_of
+from .statistics import BatchStatistics
 
 if TYPE_CHECKING:
     from ..actors.execution import DetachedStep
     from ..actors.frame import Frame
+    from ..actors.loop_host import OwnsLoop
 
 
 class CompiledThere:
@@ -83,7 +87,7 @@ class CompiledThere:
     def __reduce__(self) -> tuple[Any, ...]:
         node = self.node
         if node is not None and self.function.__module__ != "__main__" and global_name(node, self.function):
-            return _there, (node,)
+            return _there, (node, self.name)
         return CompiledThere, (self.function, self.name, self.options, self.make)
 
 
@@ -91,8 +95,18 @@ def _same(value: Any) -> Any:
     return value.copy()
 
 
-def _there(node: Node[..., Any]) -> CompiledThere:
-    there: CompiledThere = node._elsewhere
+def _there(node: Any, name: str) -> Callable[..., Any]:
+    there = getattr(node, "_elsewhere", None)
+    if not isinstance(there, CompiledThere):
+
+        async def refuse(*args: Any, **kwargs: Any) -> None:
+            raise DeviceError(
+                f"device node {name!r} is another one on the worker: there, its name stands for {node!r}, defined "
+                "without runs_on=. Define the node alike in all processes; a worker does not have the arguments of "
+                "the program, so choose runs_on= by a variable of the environment, which runtime_env= brings"
+            )
+
+        return refuse
     return CompiledThere(there.function, there.name, there.options, there.make)
 
 
@@ -116,6 +130,24 @@ class GatheredHere(InBatches):
             max_cost=batch.max_cost, cost=batch.cost and cost,
         )  # fmt: skip
         super().__init__(inner, there, plain, at_once)
+        self._sizes: Counter[int] = Counter()
+
+    def statistics(self) -> BatchStatistics:
+        """Return how many batches were gathered here. The other processes pad them, so the padding is not known."""
+        sizes = self._sizes.copy()
+        calls = sum(size * batches for size, batches in sizes.items())
+        return BatchStatistics(sizes.total(), calls, calls, 0, 0)
+
+    def _make_loop(self, node: Node[..., Any], scope: Scope) -> "OwnsLoop":
+        loop: Any = super()._make_loop(node, scope)
+        call = loop._call
+
+        def counted(items: list[Any]) -> Any:
+            self._sizes[len(items)] += 1
+            return call(items)
+
+        loop._call = counted
+        return cast("OwnsLoop", loop)
 
     def bind(self, site: Site) -> "InGatheredBatch":
         """Return the object that puts the arguments of calls into the inbox of the loop."""

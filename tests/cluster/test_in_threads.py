@@ -4,6 +4,7 @@ import asyncio
 import os
 import platform
 import re
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from importlib import import_module, metadata
@@ -15,6 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock import data, devices, engine, telemetry, testing
+from penstock.cluster import remote
 from tests.cluster import scenarios
 from tests.cluster.scenarios import WORKERS, count, increase, make, sizes
 from tests.devices.kit import graph_of
@@ -383,13 +385,37 @@ def looked_up(x: Array, table: Array) -> Array:
 
 async def test_a_batch_is_gathered_here_and_computed_by_one_program_there() -> None:
     table = np.arange(10, dtype=np.float32)
-    items = [np.array([number, 1]) for number in range(8)]
+    items, before = [np.array([number, 1]) for number in range(8)], looked_up.batch_statistics()
     async with engine.Engine() as e, e.deploy(graph_of(lambda x: looked_up(x, table))) as service:
         results = await asyncio.gather(*map(service, items))
         [actor] = service.statistics().actors
     assert [float(one) for one in results] == pytest.approx([(number + 1) / 10 for number in range(8)])
     assert len(TRACED) == 1  # the eight calls are one batch of one size, so there is one program
     assert {one.name: one.value for one in actor.figures}["calls"] == 1
+    found = looked_up.batch_statistics()
+    assert (found.batches - before.batches, found.calls - before.calls) == (1, 8)
+
+
+async def test_statistics_of_a_node_without_a_batch_are_0_and_no_device_of_this_process_runs_it() -> None:
+    assert raised.batch_statistics().calls == 0
+    with pytest.raises(ps.DeviceError, match="no device of this process"):
+        raised.compile_statistics()
+
+
+@pytest.mark.parametrize("there", [ps.device_node(device="cpu")(lambda x: x), None])
+async def test_a_device_node_that_is_another_one_on_the_worker_is_named(
+    there: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = remote._Callees.learn
+
+    def learn_with_another_module(callees: Any, key: int, function: bytes) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(sys.modules[__name__], "raised", there)
+            learn(callees, key, function)
+
+    monkeypatch.setattr(remote._Callees, "learn", learn_with_another_module)
+    with pytest.raises(ps.DeviceError, match="device node 'raised' is another one on the worker"):
+        await engine.run(ps.graph(raised)(np.ones(1, np.float32)))
 
 
 @ps.device_node(runs_on=WORKERS, batch=devices.DeviceBatch(4, max_wait_seconds=60, pad_axes={"x": 0}))
