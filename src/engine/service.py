@@ -19,7 +19,7 @@ from typing import (
     overload,
 )
 
-from .._errors import DeploymentFailed, Interrupted, OptionsError, Overloaded, PenstockError, UnknownKey
+from .._errors import DeploymentFailed, Interrupted, KeyInUse, OptionsError, Overloaded, PenstockError, UnknownKey
 from ..actors.accepted import NAME, SWITCH, TIMEOUT, check, whole
 from ..actors.supervision import SupervisorFlags
 from ..telemetry import metrics
@@ -486,12 +486,12 @@ class Service(Generic[P, R]):
                 `on_error`, `trace_items`, and `max_in_flight` for this stream.
 
         Returns:
-            A `Stream`, an async iterator and async context manager; for a detached call a `DetachedStream`.
+            A `Stream`, an async iterator and async context manager; for a detached call a `DetachedStream`. If another
+            call has its key, the first read raises `KeyInUse`.
 
         Raises:
             TypeError: the argument is neither a call nor an iterable of calls.
             OptionsError: an option is unknown or does not apply.
-            KeyInUse: a detached call of this deployment has the key.
             PlanError: the graph of the single call is not deployed here, or gives one value.
             EngineClosedError: the deployment is not ready.
             ReentrantCallError: a node of the deployment makes the call.
@@ -518,7 +518,11 @@ class Service(Generic[P, R]):
                     f"reader attaches again, and events=; leave out capacity=, since the last {KEPT:,} events are kept"
                 )
             stream = stream_of(call, start, object, None, shows_progress=shows_progress)
-            log = self._deployment.detached.begin((durable, durable_key), stream)
+            try:
+                log = self._deployment.detached.begin((durable, durable_key), stream)
+            except KeyInUse as error:  # the reader gets the error, so that `asgi.event_stream(statuses=)` can answer it
+                log = EventLog()
+                log.outcome.set_exception(error)
             return DetachedStream[Any, Any](log, None, events, log.last)
         refuse_key(asked, "service.stream")
         if detached:

@@ -212,8 +212,10 @@ async def test_refusals_name_the_remedy(job: EmittingJob, service: engine.Servic
 
     job.in_turn = {1: lambda: gate.wait("word1")}
     stream = begin(service, job)
-    with pytest.raises(ps.KeyInUse, match=r"under way here, in a detached call: service.attach\('k'\) reads it"):
-        begin(service, job)
+    for read in (anext, lambda late: late.result(), lambda late: late.wait_started()):
+        late: Any = begin(service, job)  # the read raises, where `asgi.event_stream(statuses=)` can answer
+        with pytest.raises(ps.KeyInUse, match=r"under way here, in a detached call: service.attach\('k'\) reads it"):
+            await read(late)
     await gate.has()
     with pytest.raises(ps.KeyInUse, match="under way here, in a detached call"):
         await service.resume("k", detached=True)
