@@ -191,7 +191,8 @@ async def test_keys_open_the_door_and_share_places_by_name() -> None:
         callers.append(request.caller)
         return "you"
 
-    async with asking({"who": who}, api_keys={"sk-1": "one", "sk-2": "two"}, weights={"one": 2}) as http:
+    keys = {"sk-1": "one", "sk-2": "two", "sk-\u00e4": "three"}
+    async with asking({"who": who}, api_keys=keys, weights={"one": 2}) as http:
         for key in ("sk-1", "sk-2"):
             async with client(http.base_url, key) as asked:
                 await asked.chat.completions.create(model="who", messages=ASKED)
@@ -202,7 +203,14 @@ async def test_keys_open_the_door_and_share_places_by_name() -> None:
         assert (await http.get("/v1/models")).status_code == 401
         assert (await http.get("/health/live")).status_code == 200
         assert (await http.get("/health/ready")).json() == {"who": "ready"}
-    assert callers == ["one", "two"]
+        asked = {"model": "who", "messages": ASKED}
+        for header, status in (
+            ("bearer sk-1", 200), ("BEARER sk-1", 200), ("Bearer  sk-1", 200), ("Bearer sk-\u00e4".encode(), 200),
+            ("sk-1", 401), ("Basic sk-1", 401), ("Bearersk-1", 401), ("Bearer", 401), ("Bearer sk-1 sk-1", 401),
+        ):  # fmt: skip
+            answer = await http.post("/v1/chat/completions", json=asked, headers={"authorization": header})
+            assert answer.status_code == status, header
+    assert callers == ["one", "two", "one", "one", "one", "three"]
 
 
 async def test_a_full_deployment_refuses_and_says_when_to_come_back() -> None:

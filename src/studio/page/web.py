@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_what(self.server.open_answers[begins], {"rest": rest})
             return
         kind, _, token = self.headers.get("Authorization", "").partition(" ")
-        if kind != "Bearer" or not compare_digest(token.encode(), self.server.token.encode()):
+        if kind.lower() != "bearer" or not compare_digest(token.encode(), self.server.token.encode()):
             self._refuse(401, "the token is missing or wrong: open the address that penstock studio has printed")
         elif found := self.server.answers.get((method, asked.path)):
             self._send_what(found, query)
