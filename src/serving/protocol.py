@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NotRequired, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
@@ -18,6 +19,8 @@ NAME: Final = OptionRule(
     lambda it: isinstance(it, str) and 0 < len(it) <= _MAX_NAME,
 )
 _UNKNOWN_NAMES: Final = 1000  # the most unknown names that are logged, each once, since a client can send any number
+
+_NAMES_AT_ONCE: Final = 20  # of one request: the others come in later lines, with later requests
 
 Text = Annotated[str, Field(max_length=256)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
@@ -317,10 +320,10 @@ def parsed(kind: type[B], raw: bytes, caller: str | None) -> B:
         param = _path(first["loc"], raw, is_missing=first["type"] == "missing")
         raise APIError(400, f"{param or 'The body'}: {first['msg']}", param) from None
     request._caller, request._raw = caller, raw
-    unknown = (request.model_extra or {}).keys() - _logged
-    if unknown and len(_logged) < _UNKNOWN_NAMES:
-        _logged.update(unknown)
-        logs.warning("serving.unknown_fields", path=kind._path, fields=sorted(name[:64] for name in unknown))
+    unknown = (name[:64] for name in request.model_extra or () if name[:64] not in _logged)
+    if named := {*islice(unknown, min(_NAMES_AT_ONCE, _UNKNOWN_NAMES - len(_logged)))}:
+        _logged.update(named)
+        logs.warning("serving.unknown_fields", path=kind._path, fields=sorted(named))
     return request
 
 

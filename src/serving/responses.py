@@ -83,7 +83,7 @@ class ResponsesRequest(Request):
         tools = [_function(tool) for tool in self.tools or () if tool.get("type") == "function"]
         others = {str(tool.get("type"))[:64] for tool in self.tools or ()} - {"function"}
         if others:
-            logs.warning("serving.tools_left_out", types=sorted(others))
+            logs.warning("serving.tools_left_out", types=sorted(others)[:20])
         choice = _function(self.tool_choice) if isinstance(self.tool_choice, dict) else self.tool_choice
         body = {key: value for key, value in self.body.items() if key in _ALIKE or key not in type(self).model_fields}
         body |= {

@@ -305,6 +305,20 @@ async def test_unknown_fields_are_logged_once_by_name() -> None:
     assert "never_heard_of" in serving.Request.model_validate(body).model_extra  # type: ignore[operator]
 
 
+async def test_a_client_cannot_fill_the_log_with_names() -> None:
+    body = {"model": "echo", "messages": ASKED}
+    tools = [{"type": f"{number} of some kind"} for number in range(5000)]
+    with structlog.testing.capture_logs() as logs:
+        async with asking(MODELS) as http:
+            for request in range(3):
+                flood = {f"{number} in {request} {'x' * 200}": 1 for number in range(5000)}
+                assert (await http.post("/v1/chat/completions", json={**body, **flood})).status_code == 200
+            assert (await http.post("/v1/responses", json={"model": "echo", "input": "x", "tools": tools})).is_success
+    told = [log.get("fields") or log["types"] for log in logs]
+    assert len(told) <= 4
+    assert all(len(names) <= 20 and len(name) <= 64 for names in told for name in names)
+
+
 async def test_an_application_is_mounted_into_ones_own_with_a_service_that_others_use() -> None:
     from starlette.applications import Starlette
     from starlette.routing import Mount
