@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from contextvars import ContextVar
 from functools import cached_property
 from hashlib import sha256
+from traceback import format_exception
 from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
 
 from pydantic import TypeAdapter
@@ -22,6 +23,7 @@ from starlette.routing import Route
 from .. import Graph, asgi, engine, graph
 from .._errors import EngineClosedError, GraphTraceError, OptionsError, Overloaded, retry_after_header
 from ..actors.accepted import check, whole
+from ..telemetry import logs
 from .answers import Answer, Completion, Embeddings, as_json
 from .measures import MALFORMED, measured
 from .protocol import NAME, APIError, Base, ChatRequest, CompletionRequest, EmbeddingsRequest, Request, error_of, parsed
@@ -50,6 +52,10 @@ class DeployOptions(TypedDict, total=False):
 
 class _NoEvent:
     """The type of events to read from a call whose events are dropped: no node emits an object of this type."""
+
+
+class _LoggedError(APIError):
+    """An error for the client, in the place of an error that is in the log."""
 
 
 class _Model:
@@ -156,7 +162,7 @@ class Application(Starlette):
         except Exception as error:
             response = await self._told(http, error)
             await response(scope, receive, send)
-            if response.status_code == 500:
+            if response.status_code == 500 and not isinstance(error, _LoggedError):
                 raise  # the server logs it
 
     async def __aenter__(self) -> Self:
@@ -236,15 +242,18 @@ class Application(Starlette):
             return item
 
         async def whole() -> Response:
-            if model.is_embeddings:
-                for vector in await service.map(call):
-                    answer.gather(vector)
-            elif model.gives_stream:
-                async with service.stream(call) as items:
-                    async for item in items:
-                        answer.gather(seen(item))
-            else:
-                answer.gather(seen(await service.run(call)))
+            try:
+                if model.is_embeddings:
+                    for vector in await service.map(call):
+                        answer.gather(vector)
+                elif model.gives_stream:
+                    async with service.stream(call) as items:
+                        async for item in items:
+                            answer.gather(seen(item))
+                else:
+                    answer.gather(seen(await service.run(call)))
+            except EngineClosedError as error:
+                raise _of_call(error, model) from None
             return Response(answer.json(), media_type="application/json")
 
         def failed(error: Exception) -> str:
@@ -264,7 +273,10 @@ class Application(Starlette):
                 )
             else:
                 response = await asgi.answer(http, whole(), encode_error=failed)
-            await response(http.scope, http.receive, send)
+            try:
+                await response(http.scope, http.receive, send)
+            except EngineClosedError as error:
+                raise _of_call(error, model) from None
 
     # --- models, health and metrics
 
@@ -373,11 +385,19 @@ def _told_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
                 return 503, error_of(503, "The server is overloaded."), headers
             return 429, error_of(429, "The limit of this API key is used up.", None, "rate_limit_exceeded"), headers
         case EngineClosedError():
-            return 503, error_of(503, "The server is going down."), retry_after_header(None)
+            return 503, error_of(503, "The server takes no calls now."), retry_after_header(None)
         case TimeoutError():
             return 504, error_of(504, "The answer took too long."), {}
         case _:
             return 500, error_of(500, "The server had an error."), {}
+
+
+def _of_call(error: EngineClosedError, model: _Model) -> Exception:
+    """Return the error of a call for the client: as long as the model takes calls, a node has called what is closed."""
+    if model.service.state != "ready":
+        return error
+    logs.warning("serving.failed", model=model.name, error=repr(error), exception="".join(format_exception(error)))
+    return _LoggedError(500, "The server had an error.")
 
 
 _EVENT: Final = TypeAdapter[Any](Any)  # can encode dataclasses, models and dates

@@ -23,9 +23,9 @@ LIMITS = {
     "devices": Figures(lines=6168, largest_file=593, slots=18, branches=13, broad_excepts=7),
     "engine": Figures(lines=14125, largest_file=605, slots=20, branches=21, broad_excepts=29),
     "saving": Figures(lines=1894, largest_file=558, slots=0, branches=20, broad_excepts=2),
-    "serving": Figures(lines=1440, largest_file=297, slots=2, branches=18, broad_excepts=1),
+    "serving": Figures(lines=1448, largest_file=313, slots=2, branches=18, broad_excepts=1),
     "studio": Figures(lines=3004, largest_file=358, slots=0, branches=13, broad_excepts=1),
-    "telemetry": Figures(lines=3872, largest_file=519, slots=8, branches=15, broad_excepts=4),
+    "telemetry": Figures(lines=3917, largest_file=519, slots=8, branches=15, broad_excepts=4),
     "testing": Figures(lines=522, largest_file=154, slots=1, branches=5, broad_excepts=1),
 }
 

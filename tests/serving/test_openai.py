@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -339,6 +340,41 @@ async def test_the_document_describes_what_is_accepted() -> None:
         found = (await http.get("/openapi.json")).json()
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models"} <= found["paths"].keys()
     assert found["components"]["schemas"]["ChatRequest"]["required"] == ["model", "messages"]
+
+
+async def test_a_closed_deployment_that_a_node_calls_is_an_error_of_the_server_and_in_its_log() -> None:
+    inner = engine.Engine().deploy(echo)  # which nobody enters
+
+    @ps.node
+    async def calls(messages: Messages) -> AsyncIterator[str]:
+        if messages[-1]["content"] == "late":
+            yield "some"
+        yield str(await inner.run(echo(messages)))
+
+    @ps.node
+    async def calls_whole(messages: Messages) -> str:
+        return str(await inner.run(echo(messages)))
+
+    with structlog.testing.capture_logs() as logs:
+        async with asking({"calls": calls, "whole": calls_whole}) as http:
+            for model, stream in itertools.product(("calls", "whole"), (False, True)):
+                answer = await chat(http, model, stream=stream)
+                assert (answer.status_code, answer.json()["error"]["message"]) == (500, "The server had an error.")
+            late = (await chat(http, "calls", "late", stream=True)).text
+    assert "going down" not in late
+    told = [log["error"] for log in logs if log["event"] in ("serving.failed", "asgi.failed")]
+    assert len(told) == 5
+    assert all("enter it first" in error for error in told)
+
+
+async def test_a_model_that_takes_no_calls_says_so() -> None:
+    own = engine.Engine()
+    async with own, own.deploy(echo) as service, asking({"echo": service}) as http:
+        await service.drain()
+        for stream in (False, True):
+            answer = await chat(http, "echo", stream=stream)
+            assert (answer.status_code, answer.json()["error"]["message"]) == (503, "The server takes no calls now.")
+            assert answer.headers["retry-after"] == "1"
 
 
 @ps.node
