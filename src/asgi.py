@@ -368,9 +368,10 @@ def _answered(
     """Return the response to an error whose class, or a base class, has a status; None without one."""
     status = next(known[kind] for kind in type(error).__mro__ if kind in known)
     body = None if encode_error is None else encode_error(error)
+    if not isinstance(error, Overloaded):  # also if a deployment is closed: it may be one that a node has called
+        logs.warning("asgi.failed", status=status, error=error)
     if isinstance(error, Overloaded | EngineClosedError):
         return _refused(error, status, body)
-    logs.warning("asgi.failed", status=status, error=error)
     return _failed(status, body)
 
 

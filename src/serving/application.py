@@ -396,7 +396,7 @@ def _of_call(error: EngineClosedError, model: _Model) -> Exception:
     """Return the error of a call for the client: as long as the model takes calls, a node has called what is closed."""
     if model.service.state != "ready":
         return error
-    logs.warning("serving.failed", model=model.name, error=repr(error), exception="".join(format_exception(error)))
+    logs.warning("serving.failed", model=model.name, error=error, exception="".join(format_exception(error)))
     return _LoggedError(500, "The server had an error.")
 
 

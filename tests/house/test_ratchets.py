@@ -13,7 +13,7 @@ import pytest
 from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
-    ".": Figures(lines=914, largest_file=423, slots=0, branches=9, broad_excepts=2),
+    ".": Figures(lines=855, largest_file=424, slots=0, branches=9, broad_excepts=2),
     "_cli": Figures(lines=408, largest_file=137, slots=0, branches=9, broad_excepts=0),
     "actors": Figures(lines=7379, largest_file=489, slots=28, branches=38, broad_excepts=29),
     "advice": Figures(lines=785, largest_file=243, slots=0, branches=12, broad_excepts=0),

@@ -364,7 +364,7 @@ async def test_a_closed_deployment_that_a_node_calls_is_an_error_of_the_server_a
     assert "going down" not in late
     told = [log["error"] for log in logs if log["event"] in ("serving.failed", "asgi.failed")]
     assert len(told) == 5
-    assert all("enter it first" in error for error in told)
+    assert all("enter it first" in str(error) for error in told)
 
 
 async def test_a_model_that_takes_no_calls_says_so() -> None:
