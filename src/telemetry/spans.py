@@ -184,8 +184,10 @@ def _text(value: str | bytes) -> str:
 
 
 def note_on_span(attributes: Mapping[str, AttributeValue]) -> None:
-    """Add attributes to the current span."""
-    told(trace.get_current_span().set_attributes, attributes)
+    """Add attributes to the current span, unless it has ended: the job of a lost attempt goes on after its span."""
+    span = trace.get_current_span()
+    if is_recorded(span):
+        told(span.set_attributes, attributes)
 
 
 # A function that each new worker process calls before its first sampled item, and that can be pickled; None if the

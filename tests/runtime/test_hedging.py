@@ -10,8 +10,10 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from penstock.telemetry import names
 from tests.kit import Gate, Gauge, numbers, outcomes, same, virtual
 from tests.runtime import hedged_process
+from tests.tracing import Tracing, attributes_of
 
 SOON = ps.Hedge(after_seconds=1, max_share=1)
 
@@ -218,7 +220,9 @@ async def test_a_thread_that_loses_keeps_its_place_until_it_returns() -> None:
 
 
 @pytest.mark.parametrize("slow", ["first", "second"])
-async def test_a_process_that_loses_is_not_killed(slow: str, tmp_path: Any) -> None:
+async def test_a_process_that_loses_is_not_killed(
+    slow: str, tmp_path: Any, tracing: Tracing, caplog: pytest.LogCaptureFixture
+) -> None:
     @ps.graph
     async def ask(folder: str) -> int:
         return hedged_process.one_is_slow(folder, slow)
@@ -243,6 +247,8 @@ async def test_a_process_that_loses_is_not_killed(slow: str, tmp_path: Any) -> N
     assert winner in begun
     assert (len(begun), actor.in_flight, actor.hedged) == (2, 1, 2)
     assert ended == begun
+    assert attributes_of(tracing.named("one_is_slow")[-1])[names.PROCESS_PID] == winner
+    assert "ended span" not in caplog.text  # the attempt that has lost returns after the span of the step
 
 
 async def _race(seed: int) -> None:
