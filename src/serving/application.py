@@ -254,7 +254,12 @@ class Application(Starlette):
                     answer.gather(seen(await service.run(call)))
             except EngineClosedError as error:
                 raise _of_call(error, model) from None
+            answer.is_complete = True
             return Response(answer.json(), media_type="application/json")
+
+        def ended() -> bytes:
+            answer.is_complete = True
+            return answer.end()
 
         def failed(error: Exception) -> str:
             answer.error = error
@@ -268,7 +273,7 @@ class Application(Starlette):
                     service.stream(call) if is_plain else service.stream(call, events=events),
                     encode=answer.part if said is None else lambda item: answer.part(seen(item)),
                     encode_event=_comment,
-                    end=answer.end,
+                    end=ended,
                     encode_error=lambda error: answer.failed(error, _told_of(error)[1]),
                 )
             else:

@@ -85,8 +85,10 @@ def measured(
         for told, counted in ((names.INPUT_TOKENS, "prompt_tokens"), (names.OUTPUT_TOKENS, "completion_tokens")):
             if counted in usage:
                 guarded("spans", span.set_attribute, told, usage[counted])
-        reason = answer.reason if answer.error is None else "error"
-        if answer.reason:
+        reason = answer.reason if answer.is_complete and answer.error is None else "error"
+        if answer.error is None and not answer.is_complete:  # the client has left
+            guarded("spans", span.set_attribute, names.OUTCOME, "cancelled")
+        elif answer.reason:
             guarded("spans", span.set_attribute, names.FINISH_REASONS, [reason])
         if answer.first_at is not None:
             guarded("spans", span.set_attribute, names.FIRST_CHUNK, answer.first_at - answer.began_at)

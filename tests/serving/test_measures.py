@@ -1,6 +1,8 @@
 """Spans and metrics of answers: OpenTelemetry's names for generative AI, and one trace over two services."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from opentelemetry.trace import SpanKind
 import penstock as ps
 from penstock import serving
 from penstock.serving import measures
+from tests.kit import Gate, begun
 from tests.serving.model_server import ModelServer
 from tests.serving.openai_server import Messages, asking, chat, fails, length, served, thinker
 from tests.tracing import Tracing, attributes_of
@@ -68,6 +71,29 @@ async def test_a_failover_names_both_servers_and_the_cause(tracing: Tracing) -> 
     assert str(attributes_of(answered)["server.port"]) in url
     [chat] = [span for span in tracing.named("chat m") if span.kind is SpanKind.SERVER]
     assert attributes_of(chat)["gen_ai.response.time_to_first_chunk"] > 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_has_left_is_no_stop(tracing: Tracing, stream: bool) -> None:
+    gate = Gate()
+
+    @ps.node
+    async def talk(messages: Messages) -> AsyncIterator[str]:
+        yield "a word"
+        await gate.wait(0)
+        yield "another"
+
+    async with asking({"talk": ps.graph(talk)}) as http:
+        body = {"model": "talk", "messages": ASKED, "stream": stream}
+        [client] = await begun(http.post("/v1/chat/completions", json=body))
+        await gate.has()
+        client.cancel()
+        await asyncio.wait([client])
+        while not tracing.exporter.get_finished_spans() or tracing.recorder.open:
+            await asyncio.sleep(0)
+    found = attributes_of(tracing.one("chat talk"))
+    assert found["penstock.outcome"] == "cancelled"
+    assert "gen_ai.response.finish_reasons" not in found
 
 
 async def test_embeddings_have_a_span_with_the_tokens_that_a_server_has_counted(tracing: Tracing) -> None:
