@@ -275,6 +275,9 @@ async def test_the_idlest_server_is_asked_and_the_one_that_had_the_prefix_is_pre
             # A user's server may have two calls more than the other server, so the fifth call goes to the other one.
             assert (first.open, second.open) == (4, 2)
             assert [replica.in_flight for replica in both.replicas] == [4, 2]
+            for user in ("c", "d"):  # a new user goes to the idlest server, whichever was asked last
+                await ask(user)
+            assert [replica.in_flight for replica in both.replicas] == [4, 4]
         assert [replica.in_flight for replica in both.replicas] == [0, 0]
         while first.open or second.open:
             await asyncio.sleep(0)
