@@ -15,17 +15,17 @@ from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 LIMITS = {
     ".": Figures(lines=855, largest_file=424, slots=0, branches=9, broad_excepts=2),
     "_cli": Figures(lines=408, largest_file=137, slots=0, branches=9, broad_excepts=0),
-    "actors": Figures(lines=7323, largest_file=489, slots=28, branches=38, broad_excepts=29),
+    "actors": Figures(lines=7335, largest_file=489, slots=28, branches=38, broad_excepts=29),
     "advice": Figures(lines=785, largest_file=243, slots=0, branches=12, broad_excepts=0),
     "cluster": Figures(lines=1330, largest_file=315, slots=4, branches=13, broad_excepts=8),
-    "consume": Figures(lines=847, largest_file=291, slots=0, branches=14, broad_excepts=2),
+    "consume": Figures(lines=859, largest_file=291, slots=0, branches=14, broad_excepts=2),
     "data": Figures(lines=1265, largest_file=505, slots=0, branches=11, broad_excepts=3),
     "devices": Figures(lines=6163, largest_file=593, slots=18, branches=13, broad_excepts=7),
-    "engine": Figures(lines=14089, largest_file=604, slots=20, branches=23, broad_excepts=29),
+    "engine": Figures(lines=14101, largest_file=604, slots=20, branches=23, broad_excepts=29),
     "saving": Figures(lines=1834, largest_file=558, slots=0, branches=20, broad_excepts=2),
-    "serving": Figures(lines=1455, largest_file=317, slots=2, branches=22, broad_excepts=1),
+    "serving": Figures(lines=1467, largest_file=317, slots=2, branches=22, broad_excepts=1),
     "studio": Figures(lines=2964, largest_file=358, slots=0, branches=13, broad_excepts=1),
-    "telemetry": Figures(lines=3919, largest_file=519, slots=8, branches=15, broad_excepts=4),
+    "telemetry": Figures(lines=3931, largest_file=519, slots=8, branches=15, broad_excepts=4),
     "testing": Figures(lines=504, largest_file=154, slots=1, branches=5, broad_excepts=1),
 }
 
