@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from time import perf_counter
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import httpx
@@ -241,6 +242,13 @@ def upstream(
     urls = [base_url] if isinstance(base_url, str) else [*base_url]
     if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
         raise OptionsError(f"serving.upstream({base_url!r}): it takes URLs such as 'http://10.0.0.1:8000/v1'")
+    for url in urls:
+        try:
+            _ = urlsplit(url).port
+        except ValueError as error:
+            raise OptionsError(f"serving.upstream({url!r}): {error}; write a port from 1 to 65535") from None
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise OptionsError("serving.upstream(api_key=...): a key travels in a header, so it is printable ASCII")
     check("timeout_seconds", timeout_seconds, POSITIVE)
     check("imbalance", imbalance, NOT_NEGATIVE)
     check("max_answer_bytes", max_answer_bytes, whole(1))

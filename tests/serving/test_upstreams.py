@@ -381,6 +381,8 @@ async def test_an_engine_in_the_process_is_a_node_and_a_reader_who_leaves_aborts
         lambda: serving.upstream("10.0.0.1:8000"),
         lambda: serving.upstream("http://x/v1", timeout_seconds=0),
         lambda: serving.upstream("http://x/v1", imbalance=-1),
+        lambda: serving.upstream("http://x:99999/v1"),
+        lambda: serving.upstream("http://x/v1", api_key="schlüssel"),
     ],
 )
 def test_wrong_arguments_are_refused(make: Any) -> None:
