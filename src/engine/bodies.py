@@ -224,9 +224,11 @@ class _Bodies(Listener):
                 around.budget, around.inner = worker.budget, None
             self._parent.body_ended(self.stop)
             current.source.reset(token)
-            await self._unwound()
-            if self._parent.state != "running":
-                self._error = None  # nobody is told
+            try:
+                await self._unwound()
+            finally:  # it raises if this task is cancelled meanwhile
+                if self._parent.state != "running":
+                    self._error = None  # nobody is told
         error = self._error
         if error is not None:
             self._error = None
