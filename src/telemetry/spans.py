@@ -362,16 +362,9 @@ def name_stream(span: Span | None, graph: str) -> None:
 
 def current_for_logs(span: Span | None) -> AbstractContextManager[object]:
     """Return a context manager that makes the span of an item current, so that a log record has its ids."""
-    return nullcontext() if span is None else _attached(trace.set_span_in_context(span))
-
-
-@contextmanager
-def _attached(context: Context) -> Generator[None]:
-    token = otel_context.attach(context)
-    try:
-        yield
-    finally:
-        otel_context.detach(token)
+    if span is None:
+        return nullcontext()
+    return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 def item_skipped(span: Span | None, graph: str, item: int, error: BaseException | None) -> None:
