@@ -14,6 +14,7 @@ The map of the house, in the order in which its floors may import each other:
     studio       what people look at: drawings, bars, pages, live looks and their command
     data         feeds: records in a known order, stages that shape them, on streams as values
     extension    the names that floors and packages beside this one stand on: what runs nodes elsewhere, stages
+    durable      runs that survive their process: a journal of their steps, and the stores that keep it
     asgi         streams over HTTP, for Starlette and FastAPI
     serving      OpenAI's protocol in front of any graph
     consume      consumers of logs and queues, such as Kafka

@@ -11,7 +11,7 @@ from tests.house.counting import tree_of
 from tests.house.test_import_directions import SOURCE, imports_of, part_of
 
 # The parts of the package that could also be separate packages.
-FLOORS = ("_cli", "advice", "asgi", "cluster", "consume", "data", "serving", "studio", "testing")
+FLOORS = ("_cli", "advice", "asgi", "cluster", "consume", "data", "durable", "serving", "studio", "testing")
 
 # Imports of floors in the core, which is every other part: inside public methods, and for public names of a package. At
 # most ten imports, each with its file and the module of the floor.

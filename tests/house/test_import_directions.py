@@ -30,14 +30,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {
         "__init__", "extension", "_errors", "_public", "telemetry", "actors", "engine", "devices", "cluster",
     },
-    "extension": {"_public", "telemetry", "actors", "engine"},
+    "extension": {"_public", "telemetry", "actors", "saving", "engine"},
     "asgi": {"__init__", "_errors", "_public", "telemetry", "actors", "engine"},
     "cluster": {"__init__", "extension", "_errors", "_public", "telemetry"},
     "consume": {"__init__", "extension", "_errors", "_public", "telemetry", "actors", "engine"},
+    "durable": {"__init__", "extension", "_errors", "_public", "telemetry", "actors", "engine"},
     "serving": {"__init__", "_errors", "_public", "telemetry", "actors", "engine", "asgi"},
     "__init__": {
         "_errors", "_public", "telemetry", "actors", "saving", "engine", "devices", "data", "testing", "asgi",
-        "cluster", "consume", "extension", "serving",
+        "cluster", "consume", "durable", "extension", "serving",
     },
     "_cli": {"__init__", "_errors", "telemetry", "engine", "devices", "serving"},
     "__main__": {"_cli"},
