@@ -266,13 +266,11 @@ def node(
             result of the node.
         batch: gathers items of many requests and handles them together: the function takes a list and returns a list
             (or tuple) with one result or exception per item, while callers pass one item.
-        pure: states that equal arguments give equal results and that a call has no effect, so that equal calls in a
-            graph are merged.
-        effectful: states that the node is called for its effect, so that a call stays in the graph although its result
-            has a name and is not read. A call that is a statement of its own stays anyway. With True, effects keep the
-            order of the source: a call begins after all steps before it have ended, and the steps after the call begin
-            after it has ended. "unordered" leaves the order open, for nodes that only emit events, or whose effects may
-            overlap.
+        pure: states that equal arguments give equal results and that a call has no effect. Then equal calls in a graph
+            are merged, and a call whose result is not read is left out.
+        effectful: states that the node is called for its effect. With True, effects keep the order of the source: a
+            call begins after all steps before it have ended, and the steps after the call begin after it has ended.
+            "unordered" leaves the order open, for nodes that only emit events, or whose effects may overlap.
         restart: for a class: the exits after which a new instance replaces the old one: "permanent" after all exits,
             "transient" after crashes, "temporary" never.
         restart_on: for a class: the exceptions of `__call__` after which the instance is broken, which counts as a

@@ -581,7 +581,7 @@ async def settled(value: Any) -> Any:
 
 def _inlined(tracer: Tracer, call: Call[Any]) -> Generator[Any, Any, Any]:
     yield from ()  # makes this a generator, which __await__ must return; it never suspends
-    return tracer.made(tracer.run(call.graph.fn, call.graph._start, call.arguments))
+    return tracer.run(call.graph.fn, call.graph._start, call.arguments)
 
 
 def _refuse_variadic(fn: Callable[..., Any], name: str, signature: inspect.Signature) -> None:

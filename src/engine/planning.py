@@ -341,40 +341,19 @@ def _walk(steps: Iterable[Step], around: str = "") -> Iterator[tuple[Step, str]]
 
 
 def eliminate_dead_nodes(draft: Draft) -> tuple[Draft, PassReport]:
-    """Drop the steps whose value no step reads and the graph does not return.
-
-    Steps that are called for an effect stay. Steps for which a later effect waits stay, too: if such a step fails, the
-    effect must not happen. A stream that is not read would not begin in plain Python either.
-
-    Raises:
-        PlanError: a step that is called for its effect gives a stream that is not read, so the step would do nothing.
-    """
+    """Leave out the steps that may be left out, if no step reads their value and the graph does not return it."""
     live = {read.source for read in reads(draft.result)}
     kept: list[Step] = []
     dropped: list[str] = []
-    stay: list[str] = []
-    waiting = draft.effect_behind  # the first ordered effect behind the step
     for step in reversed(list(_all_steps(draft))):
-        if step.source not in live:
-            named, effect = f"{step.callee.name} ({step.location})", _effect(step)
-            if effect:
-                named += " for its effect"
-            elif waiting is not None and _is_awaited(step):
-                effect = f"{waiting.callee.name} ({waiting.location}) waits for it"
-            else:
-                dropped.append(f"dropped {named}: its result is not read")
-                continue
-            if step.callee.gives_stream:
-                raise PlanError(
-                    f"{step.location}: no node reads the stream of {step.callee.name!r}, so the step would not run; "
-                    "read the stream in a node, or return it"
-                )
-            stay.append(f"kept {named}: {effect}")
+        reason = "" if step.source in live else _why_unread_is_dropped(step)
+        if reason:
+            dropped.append(f"dropped {step.callee.name} ({step.location}): its result is not read, and {reason}")
+            continue
         kept.append(step)
-        waiting = step if step.is_effect else waiting
         live.update(read.source for read in step.reads())
     return _unfused(draft, reversed(kept)), PassReport(
-        "dead-node elimination", draft.nodes(), len(kept), tuple(reversed(dropped)), tuple(reversed(stay))
+        "dead-node elimination", draft.nodes(), len(kept), tuple(reversed(dropped))
     )
 
 
@@ -497,23 +476,15 @@ def _renumbered(read: Read, sources: Mapping[int, int]) -> Read:
     return Read(sources.get(read.source, read.source), read.path)
 
 
-def _effect(step: Step) -> str:
-    """Return why a step whose result is not read stays; "" if the step has no effect."""
-    if step.is_statement:
-        return "the call is a statement of its own"
-    if is_node(step.callee) and step.callee.policy.effectful:
-        return f"its node is effectful={step.callee.policy.effectful!r}"
-    if is_node(step.callee) and step.callee.template is not None:
-        return "its node has a state"
-    if _is_durable(step):
-        return "it is durable"
-    inside = ((inner, _effect(inner)) for body in step.bodies for inner in body.steps)
-    return next((f"in its body, {inner.callee.name}: {effect}" for inner, effect in inside if effect), "")
-
-
-def _is_awaited(step: Step) -> bool:
-    """Whether the step ends with a value. A stream, also a split one, goes on until it is read."""
-    return step.callee.is_async or (is_node(step.callee) and not step.callee.gives_stream)
+def _why_unread_is_dropped(step: Step) -> str:
+    """Return why a step may be left out whose value is not read; "" if the step runs in any case."""
+    callee = step.callee
+    if callee.gives_stream:
+        return "a stream that is not read does not begin"
+    if is_node(callee):
+        return "it is pure" if callee.policy.pure else ""
+    runs = _is_durable(step) or any(not _why_unread_is_dropped(inner) for body in step.bodies for inner in body.steps)
+    return "" if runs else "so may be all steps in its bodies" if step.bodies else "so may be its streams"
 
 
 def _is_inline(step: Step) -> bool:
@@ -621,7 +592,6 @@ def make_plan(
     *,
     without: Collection[Pass] = (),
     resources: frozenset[int] = frozenset(),
-    effect_behind: Step | None = None,
     fuse: bool = True,
 ) -> Plan:
     """Run the passes over a trace, and over the traces of its bodies.
@@ -630,7 +600,6 @@ def make_plan(
         trace: the trace.
         without: passes to leave out.
         resources: for a body: the numbers of the resources of the graph around it.
-        effect_behind: for a body: an ordered effect of the graph around it that waits for all steps of the body.
         fuse: the execution option.
 
     Raises:
@@ -640,7 +609,7 @@ def make_plan(
     draft = Draft(
         trace.name, (*trace.parameter_sources, *trace.resources.values()), shared,
         (*trace.annotations, *(opening.resource._result_annotation() for opening in trace.resources)),
-        tuple((step,) for step in trace.steps), trace.result, effect_behind, fuse,
+        tuple((step,) for step in trace.steps), trace.result, fuse,
     )  # fmt: skip
     reports: list[PassReport] = []
     for run_pass in _all_passes(trace):
@@ -651,19 +620,16 @@ def make_plan(
         if run_pass is eliminate_dead_nodes and report.changes:
             logs.warning(
                 "plan.dead_nodes", graph=trace.name, changes=list(report.changes),
-                remedy="return or pass on the result; a call that is made for its effect is a statement of its own, or "
-                "its node is declared effectful=True",
+                remedy="return the result or pass it on; a node that has to run in any case is not declared pure",
             )  # fmt: skip
     plan_body = partial(make_plan, resources=shared)
     seen = Counter[str]()
     has_effects = any(step.is_effect for step in trace.steps)
-    behind = _effects_behind(draft.steps, effect_behind) if has_effects else {}
     steps: list[PlannedStep] = []
     changes, notes = list[str](), list[str]()  # about states of loops
     for chain in draft.steps:
         label, *further = [_label(step.callee.name, seen) for step in chain]
-        effect = behind.get(chain[0].source, effect_behind)
-        bodies = [plan_body(one, without=without, effect_behind=effect, fuse=fuse) for one in chain[0].bodies]
+        bodies = [plan_body(one, without=without, fuse=fuse) for one in chain[0].bodies]
         bodies = with_donation(chain[0], bodies, changes, notes)
         joined = None
         if chain[0].joined is not None:  # the passes have run over its parts
@@ -678,23 +644,6 @@ def make_plan(
     if has_effects and any(isinstance(step.callee, Control) and step.callee.kind == "split" for step in trace.steps):
         check_splits(plan._program("actors"))
     return plan
-
-
-def _effects_behind(chains: Sequence[Sequence[Step]], following: Step | None) -> dict[int, Step | None]:
-    """Return for each step the first effect that waits for the steps in its bodies; None without such an effect.
-
-    In a loop with an effect, the next iteration waits for all steps of the iteration before.
-
-    Args:
-        chains: the steps in the order of the source.
-        following: the first effect behind all steps; None without such an effect.
-    """
-    behind: dict[int, Step | None] = {}
-    for step in (chain[0] for chain in reversed(chains)):
-        is_effect_again = step.is_effect and step.callee.name in ("while_loop", "fold")
-        behind[step.source] = step if is_effect_again else following
-        following = step if step.is_effect else following
-    return behind
 
 
 def _all_passes(trace: Trace) -> tuple[Pass, ...]:

@@ -38,7 +38,6 @@ class Draft:
         annotations: the annotations of `parameter_sources`; None where unknown.
         steps: chains of steps in topological order; all steps of a chain share an actor.
         result: the template of the result.
-        effect_behind: for a body: an ordered effect of the graph around it that waits for all steps of the body.
         fuse: the execution option.
     """
 
@@ -48,7 +47,6 @@ class Draft:
     annotations: tuple[Any, ...]
     steps: tuple[tuple[Step, ...], ...]
     result: Template
-    effect_behind: Step | None = None
     fuse: bool = True
 
     def nodes(self) -> int:

@@ -51,9 +51,11 @@ HELPERS: dict[str, Kind] = {
     "odd": Kind(lambda a: total(a) % 2, 1),
     "branch": Kind(lambda a, count: total(a) % count, is_async=False),
     "upto": Kind(lambda a: list(range(total(a) % 4)), 1),
-    "unfinished": Kind(lambda state: state[0] < 3, 1),
-    "counted": Kind(lambda a: a + 1, 1, is_async=False),
+    "unfinished": Kind(lambda state: state[0] < 3, 1, pure=True),
+    "counted": Kind(lambda a: a + 1, 1, is_async=False, pure=True),
 }
+# The helper that computes the first argument of a construct; it is not pure.
+FIRST = {"cond": "odd", "switch": "branch", "map_each": "upto"}
 # The least and the largest number of bodies of each control flow function.
 BODIES = {"cond": (2, 2), "switch": (1, 3), "while_loop": (1, 1), "map_each": (1, 1)}
 
@@ -239,21 +241,16 @@ class Oracle:
         self.with_passes = with_passes
         self.calls: Counter[str] = Counter()
 
-    def run(self, program: Program, given: Mapping[str, Any], *, is_awaited: bool = False) -> Any:
-        """The result of a program whose parameters, and variables around it, have these values.
-
-        Args:
-            program: the program, or a body.
-            given: the values.
-            is_awaited: whether an ordered effect is behind the program.
-        """
+    def run(self, program: Program, given: Mapping[str, Any]) -> Any:
+        """The result of a program whose parameters, and variables around it, have these values."""
         values = dict(given)
         first: dict[object, str] = {}
         equal: dict[str, str] = {}  # a merged call: the earlier call that replaces it
-        live = _live(program, is_awaited=is_awaited) if self.with_passes else None
-        awaited = {line.target for line, effect in _with_effects_behind(program, is_awaited=is_awaited) if effect}
+        live = _live(program) if self.with_passes else None
         for line in program.lines:
             if live is not None and line.target not in live:
+                if line.function in FIRST:
+                    self.first(line, _value(line.operands[0], values))
                 continue
             call = (line.function, tuple(_renamed(operand, equal) for operand in line.operands))
             if self.with_passes and line.function in KINDS and KINDS[line.function].pure and call in first:
@@ -262,28 +259,29 @@ class Oracle:
                 continue
             first.setdefault(call, line.target)
             args = [_value(operand, values) for operand in line.operands]
-            values[line.target] = self.compute(line, args, values, is_awaited=line.target in awaited)
+            values[line.target] = self.compute(line, args, values)
         return _value(program.result, values)
 
-    def compute(self, line: Line, args: list[Any], values: Mapping[str, Any], *, is_awaited: bool) -> Any:
-        is_awaited = is_awaited or (line.function == "while_loop" and is_ordered(line))  # the next iteration awaits
+    def first(self, line: Line, value: Any) -> Any:
+        return self.call(FIRST[line.function], value, *([len(line.bodies)] if line.function == "switch" else []))
 
+    def compute(self, line: Line, args: list[Any], values: Mapping[str, Any]) -> Any:
         def body(index: int, value: Any) -> Any:
             inner = line.bodies[index]
-            return self.run(inner, {**values, inner.parameters[0]: value}, is_awaited=is_awaited)
+            return self.run(inner, {**values, inner.parameters[0]: value})
 
         match line.function:
             case "cond":
-                return body(0 if self.call("odd", args[0]) else 1, args[1])
+                return body(0 if self.first(line, args[0]) else 1, args[1])
             case "switch":
-                return body(self.call("branch", args[0], len(line.bodies)), args[1])
+                return body(self.first(line, args[0]), args[1])
             case "while_loop":
                 state = (0, args[0])
                 while self.call("unfinished", state):
                     state = (self.call("counted", state[0]), body(0, state[1]))
                 return state[1]
             case "map_each":
-                return [body(0, value) for value in self.call("upto", args[0])]
+                return [body(0, value) for value in self.first(line, args[0])]
             case function:
                 return self.call(function, *args)
 
@@ -292,20 +290,15 @@ class Oracle:
         return {**KINDS, **HELPERS}[name].compute(*args)
 
 
-def _live(program: Program, *, is_awaited: bool) -> set[str]:
-    """The targets of lines whose value is read, that have an effect, or that come before an ordered effect."""
+def _live(program: Program) -> set[str]:
+    """The targets of lines that run: all but lines whose value is not read, and that only call pure nodes."""
     live = set(_names(program.result))
-    for line, effect in _with_effects_behind(program, is_awaited=is_awaited):
-        if line.target in live or _has_effect(line) or effect:
+    for line in reversed(program.lines):
+        if line.target in live or not _is_pure(line):
             live |= {line.target, *_read_by(line)}
+        elif line.function in FIRST:
+            live.update(_names(line.operands[0]))
     return live
-
-
-def _with_effects_behind(program: Program, *, is_awaited: bool) -> Iterator[tuple[Line, bool]]:
-    """The lines in reverse order, and whether an ordered effect comes after each line."""
-    for line in reversed([line for line, _ in in_order(program)]):
-        yield line, is_awaited
-        is_awaited = is_awaited or is_ordered(line)
 
 
 def is_ordered(line: Line) -> bool:
@@ -315,9 +308,11 @@ def is_ordered(line: Line) -> bool:
     )
 
 
-def _has_effect(line: Line) -> bool:
-    return (line.function in KINDS and bool(KINDS[line.function].effectful)) or any(
-        _has_effect(inner) for body in line.bodies for inner in body.lines
+def _is_pure(line: Line) -> bool:
+    return (
+        KINDS[line.function].pure
+        if line.function in KINDS
+        else all(_is_pure(inner) for body in line.bodies for inner in body.lines)
     )
 
 

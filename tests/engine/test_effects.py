@@ -212,24 +212,6 @@ def test_only_the_last_steps_are_waited_for_and_nothing_is_fused_across_an_effec
     assert "order of effects" in plan._repr_html_()
 
 
-def test_what_is_before_an_effect_is_not_dead() -> None:
-    @ps.graph
-    async def graph(x: str) -> str:
-        _ = await slow(x)
-        _ = count(x)  # not awaited: plain Python would not start it
-        await book(x)
-        _ = await slow(x)
-        return x
-
-    plan = engine.plan(graph)
-    dead = plan.reports[1]
-    assert dead.changes == (
-        f"dropped count ({line_of(graph, 3)}): its result is not read",
-        f"dropped slow ({line_of(graph, 5)}): its result is not read",
-    )
-    assert f"kept slow ({line_of(graph, 2)}): book ({line_of(graph, 4)}) waits for it" in dead.notes
-
-
 async def _reader_behind_an_effect(x: str) -> Any:
     left, right = count(x) >> data.split(2)
     first = await read(left)

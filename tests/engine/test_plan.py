@@ -47,10 +47,10 @@ def line_of(fn: Callable[..., Any] | ps.Graph[..., Any], offset: int) -> str:
     return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno + offset}"  # type: ignore[attr-defined]
 
 
-async def test_nodes_whose_value_nobody_reads_are_dropped_with_a_warning() -> None:
+async def test_pure_nodes_whose_value_nobody_reads_are_dropped_with_a_warning() -> None:
     ran: list[str] = []
 
-    @ps.node
+    @ps.node(pure=True)
     async def spy(x: int) -> int:
         ran.append("spy")
         return x
@@ -60,45 +60,27 @@ async def test_nodes_whose_value_nobody_reads_are_dropped_with_a_warning() -> No
     @ps.graph
     async def graph(x: int) -> int:
         lost = await spy(x)
-        _ = add(lost)
+        _ = square(lost)
         _ = await save(x)
         _ = await store(x)
-        _ = await ps.cond(x, spy, double, x)  # type: ignore[arg-type]
-        _ = await ps.cond(x, save, save, x)  # type: ignore[arg-type]
+        _ = await ps.cond(x, spy, spy, x)  # type: ignore[arg-type]
+        _ = await ps.cond(x, spy, save, x)  # type: ignore[arg-type]
         return await double(x)
 
     with structlog.testing.capture_logs() as logs:
         before, after, dropped = changes(graph, "dead-node elimination")
     assert (before, after) == (7, 4)
     assert dropped == (
-        f"dropped spy ({line_of(graph, 2)}): its result is not read",
-        f"dropped add ({line_of(graph, 3)}): its result is not read",
-        f"dropped cond ({line_of(graph, 6)}): its result is not read",
+        f"dropped spy ({line_of(graph, 2)}): its result is not read, and it is pure",
+        f"dropped square ({line_of(graph, 3)}): its result is not read, and it is pure",
+        f"dropped cond ({line_of(graph, 6)}): its result is not read, and so may be all steps in its bodies",
     )
-    assert report(engine.plan(graph), "dead-node elimination").notes == (
-        f"kept save ({line_of(graph, 4)}) for its effect: its node is effectful='unordered'",
-        f"kept Store ({line_of(graph, 5)}) for its effect: its node has a state",
-        f"kept cond ({line_of(graph, 7)}) for its effect: in its body, save: its node is effectful='unordered'",
-    )
+    assert report(engine.plan(graph), "dead-node elimination").notes == ()
     assert [step.label for step in engine.plan(graph).steps] == ["save", "Store", "cond", "double"]
     assert [(log["event"], log["graph"]) for log in logs] == [("plan.dead_nodes", "graph")]
-    assert "effectful=True" in logs[0]["remedy"]
-    assert await engine.run(graph(1)) == 2
+    assert "not declared pure" in logs[0]["remedy"]
+    assert await engine.run(graph(0)) == 0
     assert ran == []
-
-
-async def test_a_plan_says_which_calls_stay_as_statements_of_their_own() -> None:
-    @ps.graph
-    async def graph(x: int) -> int:
-        await double(x)
-        _ = await double(x)
-        return await double(x)
-
-    with structlog.testing.capture_logs() as logs:
-        told = str(engine.plan(graph))
-    assert f"  dead-node elimination: 3 → 2\n    dropped double ({line_of(graph, 3)}): its result is not read\n" in told
-    assert f"    kept double ({line_of(graph, 2)}) for its effect: the call is a statement of its own\n" in told
-    assert "a statement of its own" in logs[0]["remedy"]
 
 
 def test_equal_calls_of_pure_nodes_are_merged() -> None:

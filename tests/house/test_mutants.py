@@ -183,9 +183,9 @@ MORE_MUTANTS = [Mutant(*row) for row in [
     ("actors/attempts.py", "                await asyncio.sleep(pause)\n",
      "                if pause:\n                    await asyncio.sleep(pause)\n",
      "tests/promises/test_promise_7_nothing_blocks_the_loop.py"),
-    # a call that is a statement of its own runs
-    ("engine/planning.py", "    if step.is_statement:\n", "    if False:\n",
-     "tests/engine/test_statements.py"),
+    # what was called runs, unless it is pure
+    ("engine/planning.py", 'return "it is pure" if callee.policy.pure else ""\n', 'return "it is pure"\n',
+     "tests/engine/test_unread.py"),
     # a node that waits for itself is refused
     ("actors/node_actor.py", "for one in held}) < limiter.limit", "for one in held}) <= limiter.limit",
      "tests/runtime/test_reentrancy.py"),

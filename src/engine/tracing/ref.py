@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 from ..._errors import GraphTraceError
 from ...telemetry.text import printable
 from .annotations import Hint, hint_inside, members_of
-from .statements import way_of_value
 from .template import Access, Read
 
 if TYPE_CHECKING:
@@ -37,23 +36,6 @@ def call_location() -> str:
             break
         frame = frame.f_back
     return "<unknown>:0" if found is None else f"{found.f_code.co_filename}:{found.f_lineno}"
-
-
-def is_statement(traced: Callable[..., Any]) -> bool:
-    """Whether the expression of user code that led here is a statement of its own, so that its value is dropped.
-
-    A value that a function returns at once is the value of the call of that function. The same holds for a value that
-    a comprehension puts into its list. The result of the traced function itself is not dropped.
-    """
-    code = getattr(traced, "__code__", None)
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_users(frame.f_code.co_filename) and not is_generated(frame):
-            way = way_of_value(frame.f_code, frame.f_lasti)
-            if way != "returned" or frame.f_code is code:
-                return way == "dropped"
-        frame = frame.f_back
-    return False
 
 
 def definition_location(fn: object) -> str:
@@ -199,9 +181,8 @@ class PendingRef(Unawaited):
         if self._penstock_pending.pop(self._penstock_key, None) is None:
             refuse(self._penstock_ref, "awaiting it twice", "await it once and keep the result in a variable")
         yield from ()  # makes this a generator, which __await__ must return; it never suspends
-        tracer = self._penstock_ref._penstock_tracer
-        tracer.begins(self._penstock_ref._penstock_source)
-        return cast("Ref", tracer.made(self._penstock_ref))
+        self._penstock_ref._penstock_tracer.begins(self._penstock_ref._penstock_source)
+        return self._penstock_ref
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__") and name.endswith("__"):

@@ -17,10 +17,15 @@ from types import CellType, CodeType, FunctionType, MethodType
 from typing import Final, NamedTuple, cast
 
 from ...telemetry.text import MAX_NAME_COLUMNS, printable, shorten
-from .statements import opcodes
 from .template import SCALARS, exact
 
 MISSING: Final = object()
+
+
+def opcodes(*names: str) -> frozenset[int]:
+    """Return the numbers of these operations, as far as this version of Python has them."""
+    return frozenset([opmap[name] for name in names if name in opmap])
+
 
 _EXTENDED_ARG = opmap["EXTENDED_ARG"]
 _CACHE = opmap["CACHE"]

@@ -22,7 +22,6 @@ from .ref import (
     definition_location,
     hidden_ref,
     is_generated,
-    is_statement,
     is_users,
     reachable,
     read_of,
@@ -347,7 +346,6 @@ class Step:
         bodies: traces of the bodies of a control-flow construct, or of bodies that may run in the place of a node.
         location: "file:line" of the call.
         captured: for a node: the values that its bodies capture. For control flow, these are among the arguments.
-        is_statement: whether the call is a statement of its own: the result has no name and is not passed on.
         is_effect: whether the step is an ordered effect: its callee is an effect, or a step in its bodies is one.
         joined: for the last of several stages of a stream that run as one: the joint body of all these stages.
         is_joined: whether the step is a stage that runs as a part of a later stage.
@@ -360,7 +358,6 @@ class Step:
     bodies: "tuple[Trace, ...]"
     location: str
     captured: tuple[Template, ...] = ()
-    is_statement: bool = False
     is_effect: bool = False
     joined: "Trace | None" = None
     is_joined: bool = False
@@ -503,7 +500,6 @@ class Tracer:
         self._outside: Outside = Outside() if parent is None else parent._outside
         self._shown: set[str] = set() if parent is None else parent._shown
         self._checked_callees: set[int] = set()
-        self._statements: set[int] = set()
         self._places: dict[int, int] = {}  # for each step, its place in the order of the source
         self._instead_of: Hashable = None
 
@@ -552,8 +548,7 @@ class Tracer:
         if callee.is_async:
             return PendingRef(ref, location, self.pending)
         self._places[source] = len(self._places)
-        made: Ref = self.made(ref)
-        return made
+        return ref
 
     def begins(self, source: int) -> None:
         """Note that the place of a step is here, where it is awaited.
@@ -569,12 +564,6 @@ class Tracer:
                         f"{call_location()}: {step.callee.name!r} is called outside of this body and awaited inside, "
                         "so its effect would happen even if the body does not run; call it where it is awaited"
                     )
-
-    def made(self, value: Any) -> Any:
-        """Return the value of a call that is complete. If the call is a statement of its own, its steps are kept."""
-        if self.functions and is_statement(self.functions[0]):
-            capture(value, _as_statement, self._outside)
-        return value
 
     def open(self, opening: "Opening") -> PendingRef:
         """Note that the outermost graph uses a resource; return the symbolic value that stands for it.
@@ -668,9 +657,8 @@ class Tracer:
             self._steps.sort(key=lambda step: self._places[step.source])
         return Trace(
             self.name, tuple(self._parameters), tuple(self.parameter_sources),
-            tuple([replace(one, is_statement=True) if one.source in self._statements else one for one in self._steps]),
-            template, tuple(self._captures), tuple(self.functions), annotations, frozenset(self.streams.sources),
-            gives_stream, self.resources,
+            tuple(self._steps), template, tuple(self._captures), tuple(self.functions), annotations,
+            frozenset(self.streams.sources), gives_stream, self.resources,
         )  # fmt: skip
 
     def body(self, name: str, fn: Callable[..., Any], count: int = 1) -> "Trace":
@@ -785,12 +773,6 @@ class Tracer:
     def _new_source(self) -> int:
         self._sources += 1
         return self._sources - 1
-
-
-def _as_statement(value: Any) -> Constant:
-    if isinstance(value, Ref):
-        value._penstock_tracer._statements.add(value._penstock_source)
-    return Constant(value)
 
 
 def endless_recursion(location: str, name: str) -> GraphTraceError:
