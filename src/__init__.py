@@ -5,12 +5,13 @@ The map of the house, in the order in which its floors may import each other:
     _errors      every exception, one flat hierarchy; imports no other part
     _public      the public names of a package, and which of them are imported late; imports no other part
     _machine     what the machine gives to this process: cores, limits, a SLURM allocation; imports no other part
-    telemetry    spans and logs through the API of OpenTelemetry, profiles, tables; imports only _public
+    telemetry    spans and logs through the API of OpenTelemetry, counters, tables; imports only _public
     actors       one actor: channel, limiter, frame, group of workers, policy, supervision, threads, processes
     saving       values as bytes, folders of snapshots on the disk, durable loops and where they are kept
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use
     advice       how fast devices and feeds are, what a machine has, how many items a call should take
+    insight      what the counters say: profiles, the verdict on what limits a graph; knows only telemetry
     studio       what people look at: drawings, bars, pages, live looks and their command
     data         feeds: records in a known order, stages that shape them, on streams as values
     extension    the names that floors and packages beside this one stand on: what runs nodes elsewhere, stages

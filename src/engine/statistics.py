@@ -106,7 +106,7 @@ def find_bottleneck(actors: Iterable[ActorStatistics], elapsed_seconds: float | 
         actors: the nodes; the nodes of one graph are in topological order.
         elapsed_seconds: the time that the counters cover, in seconds; None if unknown: then the result is None, too.
     """
-    from ..telemetry.profiling.limits import full_inboxes
+    from ..insight.limits import full_inboxes
 
     if not elapsed_seconds:
         return None

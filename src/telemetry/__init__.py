@@ -14,12 +14,15 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from ..insight.limits import Verdict
+    from ..insight.monitor import Monitor, Snapshot, snapshot
+    from ..insight.recording import Profile, profile
+    from ..insight.sums import CriticalPath, NodeProfile
+    from ..insight.timeline import DepthPoint, Slice, Timeline
+    from ..insight.verdict import Prediction
     from ..studio.live.server import expose
     from .counters import Cuts
     from .exporting import setup
-    from .profiling.limits import Verdict
-    from .profiling.monitor import Monitor, Snapshot, snapshot
-    from .profiling.recording import Profile, profile
     from .profiling.records import (
         BodyPlace,
         Capacity,
@@ -32,9 +35,6 @@ if TYPE_CHECKING:
         StepSnapshot,
         StuckLoop,
     )
-    from .profiling.sums import CriticalPath, NodeProfile
-    from .profiling.timeline import DepthPoint, Slice, Timeline
-    from .profiling.verdict import Prediction
     from .spans import continue_trace, continued
 else:
     __getattr__, __dir__ = _public(
@@ -44,13 +44,13 @@ else:
             ".exporting": "setup",
             ".spans": "continue_trace continued",
             "..studio.live.server": "expose",
-            ".profiling.sums": "NodeProfile CriticalPath",
-            ".profiling.recording": "Profile profile",
+            "..insight.sums": "NodeProfile CriticalPath",
+            "..insight.recording": "Profile profile",
             ".profiling.records": "BodyPlace Capacity DeviceSlice FailureLook ItemLook NodeWork ScopeSnapshot "
             "StepContents StepSnapshot StuckLoop",
-            ".profiling.monitor": "Monitor Snapshot snapshot",
-            ".profiling.timeline": "DepthPoint Slice Timeline",
-            ".profiling.limits": "Verdict",
-            ".profiling.verdict": "Prediction",
+            "..insight.monitor": "Monitor Snapshot snapshot",
+            "..insight.timeline": "DepthPoint Slice Timeline",
+            "..insight.limits": "Verdict",
+            "..insight.verdict": "Prediction",
         },
     )

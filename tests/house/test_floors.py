@@ -22,10 +22,10 @@ SHOWN = [
     ("engine/call_stream.py", "studio.progress"),  # twice: to check for rich, and to show a bar
     ("engine/call_stream.py", "studio.progress"),
     ("engine/picture.py", "studio.drawing"),
+    ("insight/recording.py", "studio.page.page"),
+    ("insight/recording.py", "studio.perfetto"),
     ("telemetry/__init__.py", "studio.live.server"),
     ("telemetry/live/protocol.py", "studio.live.protocol"),  # a documented path; no file imports it
-    ("telemetry/profiling/recording.py", "studio.page.page"),
-    ("telemetry/profiling/recording.py", "studio.perfetto"),
 ]
 
 # The modules whose names are public, and whose `__all__` lists them; `extension` will be the contract for floors.

@@ -48,7 +48,7 @@ OPTIONS = (
 
 
 MUTANTS = [Mutant(*row) for row in [
-    ("telemetry/profiling/sums.py", "else max(left, taken)", "else left",
+    ("insight/sums.py", "else max(left, taken)", "else left",
      "tests/telemetry/test_monitor.py::test_items_count_from_when_they_entered_also_beside_short_ones"),
     ("studio/live/watch.py", "if asked.show_messages else", "if True else",
      "tests/studio/test_look.py::test_failures_are_kept_also_while_nobody_looks"),
@@ -99,9 +99,9 @@ MUTANTS = [Mutant(*row) for row in [
 
 # For `make test-long`: mutants of parts that have a mutant above, or mutants that hang until the timeout of their test.
 MORE_MUTANTS = [Mutant(*row) for row in [
-    ("telemetry/profiling/monitor.py", "if limit in before or", "if True or",
+    ("insight/monitor.py", "if limit in before or", "if True or",
      "tests/telemetry/test_monitor.py::test_a_new_verdict_counts_once_two_snapshots_agree"),
-    ("telemetry/profiling/watching.py", "calls = [] if frame is None else", "calls = [] if True else",
+    ("insight/watching.py", "calls = [] if frame is None else", "calls = [] if True else",
      "tests/studio/test_look.py::test_a_loop_that_does_not_answer_is_said_so_with_the_stack_of_its_thread"),
     ("data/records.py", "self._places = range(number, end, count)", "self._places = range(0, end, count)",
      "tests/data/test_order.py::test_shards_are_disjoint_cover_all_and_differ_by_one"),

@@ -48,8 +48,8 @@ print(len(made), *sorted(sys.modules.keys() - before))
 LATE = (
     "penstock._cli", "penstock.actors.processes", "penstock.actors.sampler", "penstock.actors.worker_process",
     "penstock.advice", "penstock.devices", "penstock.engine.drawing", "penstock.engine.service", "penstock.studio",
-    "penstock.telemetry.exporting", "penstock.telemetry.live", "penstock.telemetry.profiling.recording",
-    "penstock.telemetry.profiling.records", "penstock.telemetry.profiling.verdict", "penstock.testing",
+    "penstock.telemetry.exporting", "penstock.insight.recording",
+    "penstock.insight.verdict", "penstock.telemetry.live", "penstock.telemetry.profiling.records", "penstock.testing",
     "importlib.metadata", "multiprocessing", "random", "structlog", "sysconfig", "unicodedata", "zipfile",
 )  # fmt: skip
 

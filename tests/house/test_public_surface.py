@@ -206,7 +206,7 @@ import penstock as ps
 print(type(ps.engine.Engine().deploy(ps.graph(ps.node(name="a")(abs)))))
 print(typing.get_type_hints(ps.engine.Engine.deploy)["return"])
 print(type(ps.device_node(abs)))
-ps.telemetry.profile; import penstock.telemetry.profiling.verdict as verdict; print(verdict.Prediction)
+ps.telemetry.profile; import penstock.insight.verdict as verdict; print(verdict.Prediction)
 """
 
 

@@ -319,7 +319,7 @@ async def test_a_loop_that_does_not_answer_is_said_so_with_the_stack_of_its_thre
 async def test_a_map_each_over_a_stream_has_its_places_and_a_stream_its_buffer(
     virtual: VirtualTime, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.telemetry.profiling.watching._LATE_SECONDS", 3600.0)  # on a busy machine, it is late
+    monkeypatch.setattr("penstock.insight.watching._LATE_SECONDS", 3600.0)  # on a busy machine, it is late
     gate = Gate()
     step = gate.node(name="step")
 

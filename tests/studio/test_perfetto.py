@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, telemetry
+from penstock.insight import timeline as timelines
+from penstock.insight.timeline import TimelineRecorder
 from penstock.studio.perfetto import trace, tracks
 from penstock.telemetry import DeviceSlice
-from penstock.telemetry.profiling import timeline as timelines
-from penstock.telemetry.profiling.timeline import TimelineRecorder
 from tests.kit import paused, plain
 from tests.telemetry.virtual_time import waits
 

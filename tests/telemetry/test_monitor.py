@@ -163,8 +163,8 @@ async def test_scopes_in_which_nothing_has_moved_are_not_read_again() -> None:
 
 
 async def test_a_thread_that_looks_takes_turns_with_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.telemetry.profiling.watching._SLICE_SECONDS", -1.0)  # each slice is over
-    monkeypatch.setattr("penstock.telemetry.profiling.watching._LONGEST_PAUSE_SECONDS", 60.0)
+    monkeypatch.setattr("penstock.insight.watching._SLICE_SECONDS", -1.0)  # each slice is over
+    monkeypatch.setattr("penstock.insight.watching._LONGEST_PAUSE_SECONDS", 60.0)
     turns_of_loop, seen, asked = 0, list[int](), threading.Event()
 
     def ask() -> bool:

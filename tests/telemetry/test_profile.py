@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, telemetry, testing
+from penstock.insight.sums import EVENT_LOOP, Evidence, GilUse, ReaderSum, Sums
+from penstock.insight.verdict import find_verdict
 from penstock.telemetry import Capacity, ScopeSnapshot, StepSnapshot
 from penstock.telemetry.profiling import collectors
 from penstock.telemetry.profiling.durations import Durations, OutsideSeconds
 from penstock.telemetry.profiling.records import TimedReading
-from penstock.telemetry.profiling.sums import EVENT_LOOP, Evidence, GilUse, ReaderSum, Sums
-from penstock.telemetry.profiling.verdict import find_verdict
 from tests.kit import Gate, actor, begun, model, numbers, same, values_of
 from tests.telemetry.virtual_time import VirtualTime, node_of, profile_of, waits
 
@@ -138,7 +138,7 @@ def test_a_next_limit_whose_remedy_has_no_known_gain_is_named_without_a_gain() -
 
 
 def test_no_larger_inbox_is_advised_where_worker_processes_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.telemetry.profiling.limits._cores", lambda: 4)
+    monkeypatch.setattr("penstock.insight.limits._cores", lambda: 4)
     full = engine.ChannelStatistics(16, 16, 16, 0, 900, 0, 0, 8.0, 0.0)
     read = engine.ActorStatistics("graph", "read", 1_000, 0, 0, 0, 1, 1, 2.0, replace(full, put_wait_seconds=0.0))
     parse = engine.ActorStatistics("graph", "parse", 1_000, 0, 0, 0, 2, None, 19.0, full)
@@ -281,7 +281,7 @@ def test_nothing_ran() -> None:
 async def test_an_async_node_that_never_waits_is_named_by_the_time_of_the_processor(
     virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.telemetry.profiling.watching.thread_seconds", lambda thread: virtual())
+    monkeypatch.setattr("penstock.insight.watching.thread_seconds", lambda thread: virtual())
 
     @ps.node
     async def compute(number: int) -> int:

@@ -199,7 +199,7 @@ def test_who_follows_the_advice_finds_the_gain_that_was_predicted_and_a_look_nam
 
 
 def test_threads_bring_no_more_than_one_gil_lets_compute(virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.telemetry.profiling.watching.thread_seconds", lambda thread: 0.4 * virtual())
+    monkeypatch.setattr("penstock.insight.watching.thread_seconds", lambda thread: 0.4 * virtual())
     verdict = a_blocked_loop(virtual).verdict
     assert "as a plain `def`" not in verdict.remedy
     assert verdict.remedy.startswith('runs_on="thread" at parse ')

@@ -218,11 +218,9 @@ def test_the_verdict_names_the_holder_of_the_gil(
     virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
     """In virtual time, the test says which thread holds the GIL: the tests below see that in real time."""
-    measured = pkgutil.resolve_name("penstock.telemetry.profiling.watching:GilWatch.use")
+    measured = pkgutil.resolve_name("penstock.insight.watching:GilWatch.use")
     told = {"held": {("line", "spin"): 0.8}, "wait_seconds": 0.02}
-    monkeypatch.setattr(
-        "penstock.telemetry.profiling.watching.GilWatch.use", lambda watch: replace(measured(watch), **told)
-    )
+    monkeypatch.setattr("penstock.insight.watching.GilWatch.use", lambda watch: replace(measured(watch), **told))
     monkeypatch.setattr("penstock.actors.sampler.perf_counter", virtual)
     monkeypatch.setattr("penstock.actors.sampler.thread_time", lambda: 0.6 * virtual())
 

@@ -16,8 +16,8 @@ T = TypeVar("T")
 CLOCKED = (
     "actors.channel", "actors.attempts", "actors.chains", "actors.execution",
     "actors.executions", "actors.threads", "actors.worker", "engine.call_stream", "engine.executions",
-    "engine.pipeline", "engine.statistics", "telemetry.profiling.durations", "telemetry.profiling.watching",
-    "telemetry.profiling.recording", "telemetry.profiling.monitor", "engine.wiring",
+    "engine.pipeline", "engine.statistics", "telemetry.profiling.durations", "insight.watching",
+    "insight.recording", "insight.monitor", "engine.wiring",
 )  # fmt: skip
 
 
@@ -27,9 +27,9 @@ def telling(now: Callable[[], float]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in CLOCKED:
             patch.setattr(f"penstock.{module}.perf_counter", now)
-        patch.setattr("penstock.telemetry.profiling.watching.thread_seconds", lambda thread: 0.0)
+        patch.setattr("penstock.insight.watching.thread_seconds", lambda thread: 0.0)
         # In virtual time, the use of the GIL in real time has no meaning.
-        patch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda *_: (0.0, {}))
+        patch.setattr("penstock.insight.watching.GilWatch._look", lambda *_: (0.0, {}))
         chains._compiled.cache_clear()
         yield
         chains._compiled.cache_clear()

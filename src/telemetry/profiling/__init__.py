@@ -1,1 +1,1 @@
-"""Profiles: what nodes did inside a `with` block, which of them limits, and what a change would bring."""
+"""What a profile reads: records of scopes, steps and devices, durations, and who collects them."""

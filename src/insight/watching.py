@@ -16,9 +16,17 @@ from types import FrameType
 from typing import Final, NamedTuple, TypeVar
 from weakref import ReferenceType, WeakSet, ref
 
-from ..counters import SavedSnapshots
-from . import collectors
-from .records import DeviceSlice, Host, ProfiledScope, ProfiledStream, ScopeSnapshot, StepSnapshot, StuckLoop
+from ..telemetry.counters import SavedSnapshots
+from ..telemetry.profiling import collectors
+from ..telemetry.profiling.records import (
+    DeviceSlice,
+    Host,
+    ProfiledScope,
+    ProfiledStream,
+    ScopeSnapshot,
+    StepSnapshot,
+    StuckLoop,
+)
 from .sums import EVENT_LOOP, Evidence, GilUse, Holder, ReaderSum, Sums, WindowSum
 
 T = TypeVar("T")

@@ -8,13 +8,13 @@ from heapq import nsmallest
 from time import perf_counter, time
 from typing import Final, TypeAlias
 
-from .. import logs
-from ..counters import told
-from . import collectors
-from .durations import LastMinute
+from ..telemetry import logs
+from ..telemetry.counters import told
+from ..telemetry.profiling import collectors
+from ..telemetry.profiling.durations import LastMinute
+from ..telemetry.profiling.records import FailureLook, Host, ItemLook, NodeWork, ScopeSnapshot, StepContents, StuckLoop
 from .limits import Verdict
 from .recording import Profile
-from .records import FailureLook, Host, ItemLook, NodeWork, ScopeSnapshot, StepContents, StuckLoop
 from .sums import Sums
 from .timeline import TimelineRecorder
 from .watching import OpenScopes, settled, snapshot_of

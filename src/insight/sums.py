@@ -7,10 +7,10 @@ from functools import cached_property
 from math import inf
 from typing import Final
 
-from ..counters import ActorStatistics, SavedSnapshots, changed, counted
-from ..tables import milliseconds, significant
-from ..text import printable
-from .records import Bound, Capacity, ScopeSnapshot, StepSnapshot, TimedReading, WindowLook
+from ..telemetry.counters import ActorStatistics, SavedSnapshots, changed, counted
+from ..telemetry.profiling.records import Bound, Capacity, ScopeSnapshot, StepSnapshot, TimedReading, WindowLook
+from ..telemetry.tables import milliseconds, significant
+from ..telemetry.text import printable
 
 Name = tuple[str, str]  # graph and node
 

@@ -7,10 +7,10 @@ from functools import cached_property
 from math import inf
 from typing import Final
 
-from ..counters import changed, name_of
-from ..tables import Rendered, Table, milliseconds, rate, significant
-from ..text import printable
-from .durations import NO_DEPTH
+from ..telemetry.counters import changed, name_of
+from ..telemetry.profiling.durations import NO_DEPTH
+from ..telemetry.tables import Rendered, Table, milliseconds, rate, significant
+from ..telemetry.text import printable
 from .limits import (
     LEAST_USED,
     MOST_HEADROOM,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from ..counters import ActorStatistics, name_of
-from ..tables import Rendered, Table, figure_cells, figure_columns, milliseconds, significant
-from ..text import printable
-from .records import Bound
+from ..telemetry.counters import ActorStatistics, name_of
+from ..telemetry.profiling.records import Bound
+from ..telemetry.tables import Rendered, Table, figure_cells, figure_columns, milliseconds, significant
+from ..telemetry.text import printable
 from .sums import POOLS, Evidence, Group, Holder, Name, NodeSum, ReaderSum, Sums, TimeBreakdown, WindowSum
 
 # In this order: places of a node; a pool of threads or processes; `max_in_flight`; the order of a stream, in which

@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 
-from ..counters import SavedSnapshots
-from ..tables import (
+from ..telemetry.counters import SavedSnapshots
+from ..telemetry.profiling import collectors
+from ..telemetry.profiling.records import Execution, StepSnapshot
+from ..telemetry.tables import (
     UNKNOWN,
     Column,
     Rendered,
@@ -19,10 +21,8 @@ from ..tables import (
     seconds,
     table_with_figures,
 )  # fmt: skip
-from ..text import printable
-from . import collectors
+from ..telemetry.text import printable
 from .limits import Verdict, is_held
-from .records import Execution, StepSnapshot
 from .sums import CriticalPath, Evidence, NodeProfile, node_profile_of
 from .timeline import Timeline, TimelineRecorder, union_seconds, write_whole
 from .verdict import Prediction, find_verdict, predict
@@ -172,7 +172,7 @@ class Profile(Rendered):
         Raises:
             OSError: the file cannot be written.
         """
-        from ...studio.perfetto import trace
+        from ..studio.perfetto import trace
 
         timeline = self.timeline
         facts = {
@@ -193,7 +193,7 @@ class Profile(Rendered):
         Raises:
             OSError: the file cannot be written.
         """
-        from ...studio.page.page import page_of
+        from ..studio.page.page import page_of
 
         evidence = self._evidence()  # once, so that all parts of the page cover the same time
         write_whole(path, page_of(Profile(lambda: evidence, self._recorder)))

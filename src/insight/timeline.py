@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from .collectors import Collector
-from .records import DeviceSlice, Execution
+from ..telemetry.profiling.collectors import Collector
+from ..telemetry.profiling.records import DeviceSlice, Execution
 
 
 def write_whole(path: "str | os.PathLike[str]", parts: Iterable[str]) -> None:

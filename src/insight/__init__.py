@@ -1,0 +1,1 @@
+"""What the counters of nodes say: profiles, the verdict on what limits a graph, live snapshots."""
