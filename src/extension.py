@@ -16,7 +16,7 @@ from .actors.node_actor import Places
 from .actors.own_loops import filled_inbox, filled_stream_inbox
 from .actors.packing import Packer
 from .actors.process_messages import pack_error, unpack_error
-from .actors.threads import LoopMailbox
+from .actors.threads import LoopMailbox, end_with_loop
 from .engine.control import split_stream
 from .engine.graph import replaced
 from .engine.interception import Interception, intercept
@@ -24,13 +24,15 @@ from .engine.node import Execution, Scope, Site
 from .engine.stages import StageIterator, StageRole, ThreadIterator, has_state, has_value, is_stream, stage_node
 from .engine.stateful import as_node
 from .engine.tracing.annotations import hints_of
+from .saving.encoding import Encoded, decode, encode
 from .telemetry.counters import Figure, tell_in_top
 
 __all__ = [
-    "Attempt", "Bound", "Execution", "Figure", "Interception", "LoopMailbox", "Packer", "Places", "Scope", "Site",
-    "StageIterator", "StageRole", "ThreadIterator", "as_node", "attempts_of", "filled_inbox", "filled_stream_inbox",
-    "has_state", "has_value", "hints_of", "intercept", "is_stream", "noted", "pack_error", "replaced",
-    "split_stream", "stage_node", "tell_in_top", "unpack_error", "working_on",
+    "Attempt", "Bound", "Encoded", "Execution", "Figure", "Interception", "LoopMailbox", "Packer", "Places", "Scope",
+    "Site", "StageIterator", "StageRole", "ThreadIterator", "as_node", "attempts_of", "decode", "encode",
+    "end_with_loop", "filled_inbox", "filled_stream_inbox", "has_state", "has_value", "hints_of", "intercept",
+    "is_stream", "noted", "pack_error", "replaced", "split_stream", "stage_node", "tell_in_top", "unpack_error",
+    "working_on",
 ]  # fmt: skip
 
 __getattr__, __dir__ = public(__name__)

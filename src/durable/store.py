@@ -1,9 +1,19 @@
 """What a store of durable runs keeps, and its methods: `Store`. Everything above this file is the journal's."""
 
+import functools
+import hashlib
+import os
+import platform
+import sys
+import uuid
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
+
+from ..actors.accepted import OptionRule, is_text
 
 State = Literal["queued", "running", "asking", "sleeping", "finished", "failed", "cancelled"]
 Kind = Literal["begun", "result", "error", "attempt", "answer", "state", "due", "arguments", "forgotten"]
@@ -13,6 +23,10 @@ ENDED: Final[tuple[State, ...]] = ("finished", "failed", "cancelled")
 WAITING: Final[tuple[State, ...]] = ("queued", "asking", "sleeping")
 # A run has at most this many events; older ones are deleted when newer ones are written.
 EVENTS_KEPT: Final = 1000
+KEY: Final = OptionRule(
+    "text of 1 to 512 characters, without NUL and lone surrogates",
+    lambda value: isinstance(value, str) and 0 < len(value) <= 512 and "\0" not in value and is_text(value),
+)
 
 
 class Entry(NamedTuple):
@@ -64,12 +78,12 @@ class Event(NamedTuple):
 
     Attributes:
         first: the number of the first one; the first event of a run is 1.
-        count: how many there are.
+        size: how many there are.
         content: the events.
     """
 
     first: int
-    count: int
+    size: int
     content: bytes
 
 
@@ -91,7 +105,7 @@ class Run:
         epoch: how often a worker has claimed it.
         owner: the worker that has claimed it last.
         lease_until: when another worker may take it; None if it is not running.
-        wakes_at: when it is due, for "asking" and "sleeping"; None without a time.
+        wakes_at: when it is due, for "asking" and "sleeping"; since when it waits, for "queued"; None without a time.
         cancel: whether somebody has cancelled it while it was running: its owner has to end it.
         lost: how many workers in a row have died with it, with no new entry between.
         created_at: when it was begun.
@@ -100,7 +114,7 @@ class Run:
         keep_seconds: how long it is kept after its end; None for ever.
         error: its error, as the journal has written it; None if it has not failed.
         result: the number of the entry with the result; None if there is none.
-        stored_bytes: how many bytes its entries, questions and events take.
+        stored_bytes: how many bytes its entries take.
         last_event: the number of its last event; 0 if there is none.
         questions: its questions, in the order in which they were asked; in a `list`, only the open ones.
         now: the time of the store when this was read.
@@ -163,7 +177,7 @@ class NewRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What an owner writes of one run.
+    """What an owner writes of one run. A write has at most one batch of a run.
 
     Attributes:
         run: the number of the run.
@@ -212,7 +226,7 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A change: the answer to an open question. A question that is "asking" is "queued" then."""
+    """A change: the answer to an open question. A run that is "asking" is "queued" then."""
 
     token: str
     answer: bytes
@@ -231,6 +245,59 @@ class Resume:
 
 
 Change: TypeAlias = Answer | Cancel | Resume
+
+
+class Owner:
+    """A worker as stores name it: this process, and a text of its own.
+
+    Attributes:
+        name: the name. While the object lives, other processes of this machine see that the worker lives.
+    """
+
+    def __init__(self) -> None:
+        self.name = f"{_machine()} {os.getpid()} {_started_at(os.getpid())} {uuid.uuid4().hex}"
+        _living[self.name] = self
+
+
+_living: "weakref.WeakValueDictionary[str, Owner]" = weakref.WeakValueDictionary()
+
+
+def is_gone(name: str) -> bool:
+    """Whether the worker of this name has certainly ended. False if it is of another machine, or no `Owner`."""
+    machine, pid, started, *_ = [*name.split(" "), "", "", ""]
+    if machine != _machine() or name in _living:
+        return False
+    if (int(pid), started) == (os.getpid(), _started_at(os.getpid())):
+        return True
+    if sys.platform == "win32":  # on Windows `os.kill` ends the process, whatever the signal
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return _started_at(int(pid)) != started
+
+
+@functools.cache
+def _machine() -> str:
+    """Return a text for this machine since its start, and for the namespace of process numbers."""
+    try:
+        found = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/pid").readlink())
+    except OSError:  # the system is not Linux
+        found = f"{platform.node()} {uuid.getnode():x}"
+    return hashlib.blake2b(found.encode(), digest_size=8).hexdigest()
+
+
+def _started_at(pid: int) -> str:
+    """Return when a process was started; empty if the process has ended, or if the system does not tell."""
+    try:
+        # The name of the program comes before the fields, in parentheses, and may contain any character.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]  # a dead process stays until its parent has asked for its status
 
 
 class Store(ABC):
@@ -268,12 +335,15 @@ class Store(ABC):
         """Give runs to a worker: queued ones, ones that are due, and ones whose owner's lease is over.
 
         A run is taken only if no earlier one of its thread is queued, running, asking or sleeping. If the owner is a
-        process of this machine that has died, its lease is over. The runs that have waited longest come first. Each
-        has a new epoch. Its `lost` counts one more if another owner had it; a run with `cancel` has to be ended.
+        process of this machine that has died, its lease is over. Runs that an owner has lost come first, then those
+        that are due, then those that are queued. Each has a new epoch. Its `lost` counts one more if another owner had
+        it; a run with `cancel` has to be ended.
+
+        Runs that have expired are deleted on the way.
 
         Args:
             graphs: only runs of the graphs of these names.
-            owner: the worker; see `owner_name`.
+            owner: the worker; the name of an `Owner`.
             lease_seconds: how long the worker has them.
             limit: the most runs.
             key: only the run under this key.
@@ -348,11 +418,11 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def changes(self) -> AsyncIterator[frozenset[int] | None]:
+    def changes(self) -> AsyncGenerator[frozenset[int] | None, None]:
         """Yield after changes by this process or another one that somebody may wait for.
 
-        That is a new state, question, answer or event, or a mark to cancel; not a mere entry or a renewed lease. All
-        changes since the last one are joined.
+        That is a new state, question, answer or event, or a mark to cancel. All changes since the last one are joined.
+        It may also yield when nothing of this kind has changed.
 
         Yields:
             The numbers of the runs that were changed; None if the store cannot tell, so that any may have changed.
