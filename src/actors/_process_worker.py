@@ -14,10 +14,9 @@ from functools import cache
 from time import perf_counter
 from typing import Any
 
-from ..telemetry import logs
-from ..telemetry.spans import incoming
+from ..telemetry import logs, spans
 from . import process_messages
-from .process_messages import BEGUN, IN_CONNECTION, KILLS_WORKER, TELLS_BEGIN, MessageReader, resolve, send
+from .process_messages import BEGUN, IN_CONNECTION, KILLS_WORKER, SPANS, TELLS_BEGIN, MessageReader, resolve, send
 from .tasks import no_item
 from .threads import end_forked
 
@@ -81,6 +80,9 @@ def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Calla
             answer = _answer(*call, set_up_once, began)
             if os.getpid() != _worker:
                 end_forked(None)
+            ended, spans.ended_in_worker = spans.ended_in_worker, None
+            if ended and (message := spans.told(process_messages.encode, ended)) is not None:
+                send(connection, number, message, SPANS)
             send(connection, number, answer)
     except (EOFError, OSError):  # the engine's process is gone
         pass
@@ -122,7 +124,7 @@ def _answer(
     token = _item.set(item)
     try:
         function = resolve(target)  # first, because its module may set up tracing by itself
-        with incoming(headers, set_up_tracing) if headers else nullcontext():
+        with spans.incoming(headers, set_up_tracing) if headers else nullcontext():
             if instance is not None:
                 function = _instance(function, instance)
             result = function(*args, **kwargs)

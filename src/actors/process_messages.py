@@ -43,6 +43,7 @@ HEAD = struct.Struct("!BQ")
 IN_CONNECTION = 1  # the message is too large for a packet, and comes through the connection
 TELLS_BEGIN = 2
 KILLS_WORKER = 4  # an injected fault
+SPANS = 16  # the message has spans that have ended during the call; its answer follows
 BEGUN = 8  # no message follows: the worker has begun a call, and its caller wants to know when a call begins
 # How many elements of a list are examined. Examining all elements would take as long as pickling the list.
 _LOOKS = 100

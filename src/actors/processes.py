@@ -474,6 +474,8 @@ class ProcessPool(ThreadOwner):
             flags, call = worker.next_head()
             if flags & process_messages.BEGUN:
                 self._mailbox.post(_tell_begun, call)
+            elif flags & process_messages.SPANS:
+                spans.told(spans.export_of_worker, worker.replies.receive()[0])
             else:
                 body, buffers = worker.replies.receive()
                 with self._lock:

@@ -1,10 +1,12 @@
 """Sends the spans and metrics of an application to a receiver of OTLP, also at its exit."""
 
 import atexit
+import copyreg
 import os
+import pickle
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from importlib.metadata import entry_points
 from multiprocessing.util import Finalize, register_after_fork
 from time import monotonic
@@ -19,7 +21,7 @@ from .logs import logged, warning
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 
 # Closing the exporters at the exit of the interpreter, within a time limit.
@@ -123,26 +125,50 @@ def setup(*, service_name: str, endpoint: str | None = None) -> None:
     traces, numbers = (_find_exporters(signal, endpoint) for signal in ("traces", "metrics"))  # all, or an error
     closes: list[Callable[[], None]] = []
     if traces and _is_free("traces", trace.get_tracer_provider()):
-        closes.append(_send_traces(traces, resource).shutdown)
-        spans.set_up_of_workers = partial(_send_traces_of_worker, dict(resource.attributes), endpoint)
+        closes.append(_send_traces(traces, resource))
+        spans.set_up_of_workers = partial(_hand_over_traces, dict(resource.attributes), endpoint)
     if numbers and _is_free("metrics", metrics.get_meter_provider()):
         closes.append(_send_metrics(numbers, resource).shutdown)
     close_at_exit(closes)
 
 
-def _send_traces(exporters: list[Callable[[], Any]], resource: "Resource") -> "TracerProvider":
-    from opentelemetry.sdk.trace import TracerProvider
+def _send_traces(exporters: list[Callable[[], Any]], resource: "Resource") -> Callable[[], None]:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    batches = [BatchSpanProcessor(make()) for make in exporters]
+
+    spans.export_of_worker = lambda ended: _pass_on(pickle.loads(ended), batches)
+    return _set_provider(batches, resource)
+
+
+def _pass_on(ended: "Iterable[ReadableSpan]", processors: "Iterable[SpanProcessor]") -> None:
+    for span in ended:
+        for each in processors:
+            each.on_end(span)
+
+
+def _set_provider(processors: "Iterable[SpanProcessor]", resource: "Resource") -> Callable[[], None]:
+    from opentelemetry.sdk.trace import TracerProvider
+
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    for make in exporters:
-        provider.add_span_processor(BatchSpanProcessor(make()))
+    for each in processors:
+        provider.add_span_processor(each)
     trace.set_tracer_provider(provider)
-    return provider
+    return provider.shutdown
 
 
-def _send_traces_of_worker(resource: dict[str, Any], endpoint: str | None) -> None:
-    """Set up the sending of spans in a worker process, as `setup` did in its parent; a worker sends no metrics.
+def _as_plain(kind: type, values: Any) -> tuple[Callable[..., Any], tuple[Any]]:
+    return kind, (kind(values),)
+
+
+# How many spans of one call a worker hands over with its answer: as many as the SDK keeps in its queue of a batch.
+_MOST_HANDED_OVER = 512
+
+
+def _hand_over_traces(resource: dict[str, Any], endpoint: str | None) -> None:
+    """Let a worker process hand its spans over to its parent, which has called `setup`; a worker sends no metrics.
+
+    Spans that end between two calls, and those of a call that has very many, are sent from here.
 
     Args:
         resource: the resource attributes of the parent. The worker has a `service.instance.id` of its own and, if a
@@ -152,12 +178,34 @@ def _send_traces_of_worker(resource: dict[str, Any], endpoint: str | None) -> No
     if not _has_none(trace.get_tracer_provider()):  # the module of the node has set up a provider
         return
     with logged("telemetry.not_set_up_in_worker"):  # an item must not fail because its spans cannot be sent
+        from opentelemetry.attributes import BoundedAttributes
         from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_INSTANCE_ID, ProcessResourceDetector, Resource
+        from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.util import BoundedList
+
+        # These have locks, which do not pickle.
+        copyreg.pickle(BoundedAttributes, partial(_as_plain, dict))
+        copyreg.pickle(BoundedList, partial(_as_plain, tuple))
+
+        @cache
+        def sent_from_here() -> list[BatchSpanProcessor]:
+            batches = [BatchSpanProcessor(make()) for make in _find_exporters("traces", endpoint)]
+            close_at_exit([batch.shutdown for batch in batches])
+            return batches
+
+        class HandsOver(SpanProcessor):
+            def on_end(self, span: ReadableSpan) -> None:
+                ended = spans.ended_in_worker
+                if ended is not None and len(ended) < _MOST_HANDED_OVER:
+                    ended.append(span)
+                else:
+                    _pass_on([span], sent_from_here())
 
         own = Resource({**resource, SERVICE_INSTANCE_ID: str(uuid4())})
         if PROCESS_PID in resource:
             own = own.merge(ProcessResourceDetector().detect())
-        close_at_exit([_send_traces(_find_exporters("traces", endpoint), own).shutdown])
+        _set_provider([HandsOver()], own)
 
 
 def _send_metrics(exporters: list[Callable[[], Any]], resource: "Resource") -> "MeterProvider":

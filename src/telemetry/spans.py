@@ -193,6 +193,11 @@ def note_on_span(attributes: Mapping[str, AttributeValue]) -> None:
 # A function that each new worker process calls before its first sampled item, and that can be pickled; None if the
 # application exports no traces.
 set_up_of_workers: Callable[[], None] | None = None
+# The spans that have ended in this worker process during its present call. The engine's process gets them with the
+# answer and exports them, so a worker that is killed later takes none with it. None between two calls.
+ended_in_worker: list[object] | None = None
+# In the engine's process: exports such a list, pickled. `setup` sets it, and only then does a worker send one.
+export_of_worker: Callable[[memoryview], object] = len
 
 
 def outgoing() -> dict[str, str]:
@@ -211,10 +216,12 @@ def incoming(headers: Mapping[str, str], set_up: Callable[[], None]) -> Generato
         headers: the result of `outgoing` in the engine's process.
         set_up: a function that sets up the sending of spans; it is called if the call is sampled.
     """
+    global ended_in_worker  # noqa: PLW0603
     token = otel_context.attach(_w3c().extract(headers))
     try:
         if trace.get_current_span().get_span_context().trace_flags.sampled:
             told(set_up)
+            ended_in_worker = []
         yield
     finally:
         otel_context.detach(token)

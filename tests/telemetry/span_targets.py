@@ -1,9 +1,11 @@
 """Functions that worker processes import."""
 
 import asyncio
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry import baggage, trace
@@ -42,7 +44,30 @@ def logged(x: int) -> Mapping[str, Any]:
     return event
 
 
-in_process, log_in_process = ps.graph(traced), ps.graph(logged)
+@ps.node(runs_on="process")
+def busy(spans: int) -> int:
+    """Make so many spans, and fail; without a number, the process is killed."""
+    for number in range(spans):
+        with trace.get_tracer("targets").start_as_current_span(f"inner {number}"):
+            pass
+    if not spans:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise LookupError(spans)
+
+
+in_process, log_in_process, in_busy_process = ps.graph(traced), ps.graph(logged), ps.graph(busy)
+
+
+async def _fail_in_processes(numbers: Sequence[int]) -> None:
+    async with engine.Engine(max_processes=1) as own:
+        for number in numbers:
+            with contextlib.suppress(LookupError, ps.WorkerDied):
+                await own.run(in_busy_process(number))
+
+
+def fail_in_processes(*numbers: int) -> None:
+    """Run items in one worker process, one after the other; each makes so many spans, and fails."""
+    asyncio.run(_fail_in_processes(numbers))
 
 
 async def _trace_in_processes(number: int) -> list[tuple[int, bool]]:

@@ -229,9 +229,7 @@ def test_a_forked_worker_sends_its_own_spans_at_its_exit(
 IN_PROCESSES = "from tests.telemetry.span_targets import trace_in_processes\n"
 
 
-def test_spans_of_handlers_in_worker_processes_are_sent_from_there(
-    succeed: Succeed, receiver: Receiver, url: str
-) -> None:
+def test_spans_of_handlers_in_worker_processes_are_sent(succeed: Succeed, receiver: Receiver, url: str) -> None:
     succeed(SET_UP + IN_PROCESSES + "trace_in_processes()", url)
     groups = groups_of(receiver)
     nodes = {span.span_id: span.trace_id for _, span in groups if span.name == "traced"}
@@ -245,6 +243,20 @@ def test_spans_of_handlers_in_worker_processes_are_sent_from_there(
         assert {**resource, "service.instance.id": of_parent} == {**parents[0], "service.instance.id": of_parent}
     attributes = [records.attributes_of(group.resource.attributes) for group in metrics_of(receiver)]
     assert {found.get("service.instance.id") for found in attributes} == {of_parent}  # metrics stay in the parent
+
+
+@pytest.mark.parametrize(
+    ("items", "arrived"),
+    [((3, 2, 0), 5), ((1, 600), 601)],
+    ids=["a worker is killed at a later item", "an item has more spans than an answer takes along"],
+)
+def test_spans_of_items_that_have_ended_are_there(
+    succeed: Succeed, receiver: Receiver, url: str, items: tuple[int, ...], arrived: int
+) -> None:
+    program = f"from tests.telemetry.span_targets import fail_in_processes\nfail_in_processes(*{items})"
+    succeed(SET_UP + program, url, OTEL_METRICS_EXPORTER="none", OTEL_BSP_MAX_EXPORT_BATCH_SIZE="2048")
+    inner = [span for _, span in groups_of(receiver) if span.name.startswith("inner")]
+    assert len({span.span_id for span in inner}) == len(inner) == arrived
 
 
 def test_a_worker_process_has_its_own_process_in_the_resource_of_its_spans(
