@@ -1,16 +1,18 @@
 """A graph is traced again once a name that it reads means something else, and is not traced again before."""
 
 import functools
+import linecache
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine
-from tests.engine.tracing import add, collect, define, double
+from tests.engine.tracing import add, collect, define, define_with_source
 
 # Places that can hold nodes and values. They are source text, so that every case can change its own classes.
 PLACES = """
@@ -127,7 +129,7 @@ NO_CHANGES = [
 def reading(expression: str, setup: str) -> ps.Graph[..., Any]:
     """Return a traced graph that evaluates an expression."""
     source = f"{PLACES}\n{setup}\n@ps.graph\nasync def g(query):\n    {expression}\n    return query\n"
-    return traced(define(source))
+    return traced(define_with_source(source))
 
 
 def traced(fn: Any) -> ps.Graph[..., Any]:
@@ -220,10 +222,10 @@ other = Cleaner()
 async def g(query):
     return helper(query)
 """
-    graph = traced(define(source, fetch=add))
+    graph = traced(define_with_source(source, fetch=add))
     names = graph.fn.__globals__
     outer, mapping, calling = (
-        traced(define(f"@ps.graph\nasync def g(x): return {result}", inner=graph, helper=names["helper"]))
+        traced(define_with_source(f"@ps.graph\nasync def g(x): return {result}", inner=graph, helper=names["helper"]))
         for result in ("await inner(x)", "await ps.map_each(helper, [x])", "helper(x)")
     )
     names["fetch"] = collect
@@ -257,7 +259,7 @@ def test_a_bound_method_knows_its_instance() -> None:
 
 
 def test_a_function_behind_a_decorator_is_read() -> None:
-    fn = define("async def g(query): return fetch(query)", fetch=add)
+    fn = define_with_source("async def g(query): return fetch(query)", fetch=add)
 
     @functools.wraps(fn)
     async def wrapper(query: object) -> object:
@@ -268,13 +270,52 @@ def test_a_function_behind_a_decorator_is_read() -> None:
     assert is_stale(graph)
 
 
-def test_many_names_need_extended_arguments() -> None:
-    count = 35_000
-    lines = "".join(f"    n{index}\n" for index in range(count))
-    names: dict[str, Any] = {f"n{index}": None for index in range(count)}
-    graph = traced(define(f"@ps.graph\nasync def g(query):\n{lines}    return query\n", **names))
-    graph.fn.__globals__[f"n{count - 1}"] = double
+def test_a_private_attribute_is_watched_under_the_name_that_python_gives_it() -> None:
+    class Search:
+        def __init__(self) -> None:
+            self.__rank: Any = add
+
+        def change(self) -> None:
+            self.__rank = collect
+
+        async def graph(self, query: object) -> object:
+            return self.__rank(query)
+
+    search = Search()
+    graph = traced(search.graph)
+    search.change()
     assert is_stale(graph)
+
+
+def test_an_edit_of_the_file_changes_nothing_for_functions_that_were_read() -> None:
+    graph = ps.graph(
+        define_with_source("async def g(query): return other.fetch(query)", other=SimpleNamespace(fetch=add))
+    )
+    linecache.cache.pop(graph.fn.__code__.co_filename)
+    engine.plan(graph)
+    graph.fn.__globals__["other"].fetch = collect
+    assert is_stale(graph)
+
+
+def test_without_source_names_are_watched_and_attributes_are_not() -> None:
+    source = """
+def helper(query):
+    return fetch(query)
+@ps.graph
+async def no_source(query):
+    return helper(query), [other.fetch(one) for one in (1, 2)]
+"""
+    with structlog.testing.capture_logs() as logged:
+        graph = traced(define(source, "no_source", fetch=add, other=SimpleNamespace(fetch=add)))
+    names = graph.fn.__globals__
+    names["other"].fetch = collect
+    assert not is_stale(graph)
+    names["fetch"] = collect
+    assert is_stale(graph)
+    names["other"] = SimpleNamespace(fetch=add)
+    assert is_stale(graph)
+    (warning,) = [line for line in logged if line["event"] == "graph.source_unavailable"]
+    assert "a new value of an attribute that the function reads" in warning["consequence"]
 
 
 @given(st.data())
@@ -299,7 +340,7 @@ def test_random_bodies_are_stale_when_a_node_that_they_name_is_another(data: st.
         return ps.node(lambda value: value)
 
     other = SimpleNamespace(**{name: node() for name in names})
-    graph = traced(define(source, other=other, **{name: node() for name in names}))
+    graph = traced(define_with_source(source, other=other, **{name: node() for name in names}))
     rebound, is_attribute = data.draw(st.sampled_from(names)), data.draw(st.booleans())
     if is_attribute:
         setattr(other, rebound, node())

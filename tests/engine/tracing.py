@@ -1,5 +1,7 @@
 """Graphs from source text, and the errors of tracing them; for the tests of the tracer."""
 
+import itertools
+import linecache
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +33,18 @@ def define(source: str, /, name: str = "g", **namespace: Any) -> Any:
     names: dict[str, Any] = {"ps": ps, "double": double, "add": add, "collect": collect, **namespace}
     exec(compile(textwrap.dedent(source), "<graph>", "exec"), names)
     return names[name]
+
+
+def define_with_source(source: str, /, **namespace: Any) -> Any:
+    """The same for a source that Python's tracebacks and the tracer can find, as that of a notebook cell."""
+    filename, source = f"<cell {next(_CELLS)}>", textwrap.dedent(source)
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    names: dict[str, Any] = {"ps": ps, "double": double, "add": add, "collect": collect, **namespace}
+    exec(compile(source, filename, "exec"), names)
+    return names["g"]
+
+
+_CELLS = itertools.count(1)
 
 
 def body(*lines: str, **namespace: Any) -> Any:

@@ -4,40 +4,23 @@ A graph is traced once, so a name that is rebound afterwards (a notebook cell, `
 to a new trace. `References` remembers the objects. `changed()` runs before each call, so it is built for speed: one
 identity comparison for each name without attributes.
 
-`changed()` compares all global, closure and attribute names in the bytecode. Undefined names count as well, since they
-may be defined later. So do names in the plain functions of the same module that the graph calls, because their bodies
-run while tracing. The contents of containers are not compared, nor objects that an attribute makes anew at each access.
+`changed()` compares all global, closure and attribute names in the source of the function. Without source, it compares
+the names in the code object, without attributes. Undefined names count as well, since they may be defined later. So do
+names in the plain functions of the same module that the graph calls, because their bodies run while tracing. The
+contents of containers are not compared, nor objects that an attribute makes anew at each access.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dis import opmap
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Final, NamedTuple, cast
 
+from ...actors.current import codes_of
 from ...telemetry.text import MAX_NAME_COLUMNS, printable, shorten
+from .source import locate
 from .template import SCALARS, exact
 
 MISSING: Final = object()
-
-
-def opcodes(*names: str) -> frozenset[int]:
-    """Return the numbers of these operations, as far as this version of Python has them."""
-    return frozenset([opmap[name] for name in names if name in opmap])
-
-
-_EXTENDED_ARG = opmap["EXTENDED_ARG"]
-_CACHE = opmap["CACHE"]
-_GLOBALS = {opmap["LOAD_GLOBAL"]: 1, opmap["LOAD_NAME"]: 0}  # opcode -> bits of its argument beside the name's index
-_CLOSURES = opcodes("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
-_ATTRIBUTES = (
-    {opmap["LOAD_ATTR"]: 1} if sys.version_info >= (3, 12) else {opmap["LOAD_ATTR"]: 0, opmap["LOAD_METHOD"]: 0}
-)
-_LOCALS = opcodes("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
-# Instructions for two locals at once, since 3.13. A following attribute belongs to the second local, whose index is the
-# low four bits.
-_LOCAL_PAIRS = opcodes("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
 
 
 class _Path(NamedTuple):
@@ -118,8 +101,7 @@ def resolve_references(
     """Find the objects that the names in the bodies of functions refer to now.
 
     Args:
-        functions: graph functions, bodies of control flow, or bound methods; an object without bytecode has no
-            references.
+        functions: graph functions, bodies of control flow, or bound methods; other objects have no references.
         is_tracked: whether an object is a node, a graph or a resource.
 
     Returns:
@@ -159,7 +141,7 @@ class _Resolver:
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         first = code.co_varnames[0] if receiver is not MISSING and code.co_argcount else None
         namespace: dict[str, object] = function.__globals__
-        for scope, names in dict.fromkeys(_paths(code, frozenset(cells), first)):
+        for scope, names in dict.fromkeys(_paths(function, first)):
             if scope == "global":
                 place: object = namespace
                 root: Callable[[], object] = partial(namespace.get, names[0], MISSING)
@@ -218,34 +200,33 @@ class _Resolver:
                 break
 
 
-def _paths(code: CodeType, closure: frozenset[str], receiver: str | None) -> Iterator[_Path]:
-    """Yield the names that a body and the functions inside it load, from the bytecode (`dis` is ten times slower)."""
-    local = (*code.co_varnames, *(name for name in code.co_cellvars if name not in code.co_varnames), *code.co_freevars)
-    scope, names, extended = "", [""], 0
-    raw = code.co_code
-    for operation, low in zip(raw[::2], raw[1::2], strict=True):
-        argument, extended = extended | low, 0
-        if operation == _CACHE:
-            continue
-        if operation == _EXTENDED_ARG:
-            extended = argument << 8
-            continue
-        if scope and operation in _ATTRIBUTES:
-            names.append(code.co_names[argument >> _ATTRIBUTES[operation]])
-            continue
-        if scope:
-            yield _Path(scope, tuple(names))
-            scope = ""
-        if operation in _GLOBALS:
-            scope, names = "global", [code.co_names[argument >> _GLOBALS[operation]]]
-        elif operation in _CLOSURES or operation in _LOCALS or operation in _LOCAL_PAIRS:
-            names = [local[argument & 0b1111 if operation in _LOCAL_PAIRS else argument]]
-            scope = "local" if names[0] == receiver else "closure" if names[0] in closure else ""
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            inner = frozenset(constant.co_freevars)  # without names that this function binds itself
-            passed_on = receiver if receiver in inner else None
-            yield from _paths(constant, closure & inner & frozenset(code.co_freevars), passed_on)
+def _paths(function: FunctionType, receiver: str | None) -> Iterator[_Path]:
+    """Yield the names that a body and the functions inside it load, with their attributes where the source shows them.
+
+    A name of the code object that the source does not mention counts without attributes: there may be no source, or the
+    file was edited. Names that are found needlessly do no harm.
+    """
+    code = function.__code__
+    used = {name for inner in codes_of(code) for name in inner.co_names}  # global names and attributes
+    outside = used.difference(code.co_varnames, code.co_cellvars)
+    location, mentioned = locate(function), set[str]()
+    for written in () if location is None else location.names:
+        # In a class, Python gives a name such as `__limit` the name of the class in front.
+        names = tuple([_mangled(name, used) for name in written])
+        mentioned.update(names)
+        if names[0] == receiver:
+            yield _Path("local", names)
+        elif names[0] in code.co_freevars:
+            yield _Path("closure", names)
+        elif names[0] in outside:
+            yield _Path("global", names)
+    yield from (_Path("global", (name,)) for name in sorted(used - mentioned))
+    yield from (_Path("closure", (name,)) for name in code.co_freevars if name not in mentioned)
+
+
+def _mangled(name: str, used: set[str]) -> str:
+    is_private = name.startswith("__") and not name.endswith("__")
+    return next((one for one in used if one.endswith(name)), name) if is_private else name
 
 
 def cell_contents(cell: CellType) -> object:

@@ -135,7 +135,10 @@ def check_source(fn: Callable[..., object], *, is_body: bool, is_traced: bool, i
 
 @cache  # by place in the source, so that a factory of graphs causes one warning
 def _warn_of(function: str, file: str, line: int) -> None:
-    consequence = "`try`, `with`, `is`, `match` and `isinstance` on symbolic values go unnoticed"
+    consequence = (
+        "`try`, `with`, `is`, `match` and `isinstance` on symbolic values go unnoticed, and so does a new value of an "
+        "attribute that the function reads, such as `config.limit`"
+    )
     logs.warning("graph.source_unavailable", function=function, file=file, consequence=consequence)
 
 
