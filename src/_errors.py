@@ -306,5 +306,16 @@ def copy_of(error: BaseException) -> BaseException:
     return copy
 
 
+def travelling(error: BaseException) -> BaseException:
+    """Return the form of `error` that a future accepts, with a traceback that begins in the job, not in the pool."""
+    if error.__traceback__ is not None:
+        # Not by `error.with_traceback`, which the class of an exception may override with a method that raises: the
+        # future would never be settled, and its caller would wait for ever.
+        BaseException.with_traceback(error, error.__traceback__.tb_next)
+    if isinstance(error, StopIteration):
+        return with_cause(RuntimeError("a job raised StopIteration, which cannot travel through a future"), error)
+    return error
+
+
 class DataError(PenstockError, ValueError):
     """A stage of `penstock.data` cannot work with its data; the message names the record and the difference."""

@@ -14,8 +14,8 @@ from .actors.execution import Attempt, Bound
 from .actors.frame import attempts_of, noted
 from .actors.node_actor import Places
 from .actors.own_loops import filled_inbox, filled_stream_inbox
+from .actors.packed_errors import pack_error, unpack_error
 from .actors.packing import Packer
-from .actors.process_messages import pack_error, unpack_error
 from .actors.threads import LoopMailbox, end_with_loop
 from .engine.control import split_stream
 from .engine.graph import replaced

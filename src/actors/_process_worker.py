@@ -16,6 +16,7 @@ from typing import Any
 
 from ..telemetry import logs, spans
 from . import process_messages
+from .packed_errors import pack_error
 from .process_messages import BEGUN, IN_CONNECTION, KILLS_WORKER, SPANS, TELLS_BEGIN, MessageReader, resolve, send
 from .tasks import no_item
 from .threads import end_forked
@@ -111,8 +112,8 @@ def _answer(
 ) -> process_messages.Message:
     """Run one call, and encode its answer.
 
-    The answer is `(True, result, seconds)`, or `(False, exception, seconds)` with an exception of `encode_error`. The
-    seconds count from the beginning of the call.
+    The answer is `(True, result, seconds)`, or `(False, error, seconds)` with a packed error. The seconds count from
+    the beginning of the call.
     """
     try:
         target, args, kwargs, headers, item, instance = process_messages.decode(body, buffers)
@@ -171,4 +172,4 @@ def _failure(error: BaseException, cause: BaseException, began: float) -> proces
     frames = cause.__traceback__
     # Without the first stack frame, which is `_answer`.
     text = "".join(traceback.format_exception(type(cause), cause, frames.tb_next if frames else None))
-    return process_messages.encode((False, process_messages.encode_error(error, text), perf_counter() - began))
+    return process_messages.encode((False, pack_error(error, text=text), perf_counter() - began))

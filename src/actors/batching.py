@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
-from .._errors import EngineClosedError, InboxClosed, OptionsError, Overloaded, copy_of
+from .._errors import EngineClosedError, InboxClosed, OptionsError, Overloaded, copy_of, travelling
 from ..telemetry import spans
 from ..telemetry.logs import shown
 from .accepted import (
@@ -29,7 +29,7 @@ from .loop_host import Actor
 from .own_loops import Inbox, Request, Work, waits_of
 from .packing import Rows
 from .tasks import Condition, uninterrupted
-from .threads import ThreadPool, ThreadShare, travelling
+from .threads import ThreadPool, ThreadShare
 
 
 @dataclass(frozen=True)

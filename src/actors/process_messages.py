@@ -6,7 +6,6 @@ import pickle
 import socket
 import struct
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -17,6 +16,8 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from .._errors import with_cause
 from ..telemetry.logs import shown
+from ..telemetry.text import type_name
+from .packed_errors import pack_error, unpack_error
 
 # Messages are in pickle protocol 5. Buffers travel out of band (PEP 574): an array is written from its own memory, and
 # read into the memory that the new array keeps. A message is a prefix (number of buffers, length of the body), the
@@ -336,79 +337,14 @@ def _pickles(value: object) -> bool:
     return False
 
 
-class SentError(NamedTuple):
-    """An exception of a worker process, on its way to the engine's process.
+class PackedError(NamedTuple):
+    """Stands for a result of a batch that is an error."""
 
-    Attributes:
-        type_name: the name of the type of the exception.
-        pickled: the pickled exception; None if the exception does not pickle.
-        is_error: whether it is an `Exception`, and not one that ends a program.
-        reason: why the exception does not pickle.
-        traceback: the traceback, as text.
-    """
-
-    type_name: str
-    pickled: bytes | None
-    reason: str
-    traceback: str
-    is_error: bool
-
-
-def encode_error(error: BaseException, text: str, dumps: Callable[[BaseException], bytes] = pickle.dumps) -> SentError:
-    """Return any exception in a form that can be sent."""
-    is_error = isinstance(error, Exception)
-    try:
-        return SentError(type_name(error), dumps(error), "", text, is_error)
-    except Exception as reason:  # noqa: BLE001 - reducers are the exception's own code and may raise anything
-        return SentError(type_name(error), None, f"{type(reason).__name__}: {shown(reason, str)}", text, is_error)
-
-
-def decode_error(sent: SentError, target: str, how: str = "raised") -> BaseException:
-    """Return the exception that `target` has raised, with its traceback in the worker process as its cause.
-
-    An exception that cannot be rebuilt as one of its kind becomes a TypeError that names its type.
-    """
-    cause = RemoteTraceback(sent.traceback)
-    reason = sent.reason
-    if sent.pickled is not None:
-        try:
-            # Many exceptions pickle but cannot be rebuilt: their constructors have other parameters than `args`, their
-            # attributes cannot be set, or their reducers build another object.
-            error = pickle.loads(sent.pickled)
-            if isinstance(error, Exception if sent.is_error else BaseException):
-                # An exception that was returned, and never raised, has no traceback.
-                return with_cause(error, cause) if how == "raised" or "Traceback (" in sent.traceback else error
-            reason = f"it is rebuilt as an object of type {type_name(error)}"
-        except (Exception, SystemExit, KeyboardInterrupt) as failure:  # noqa: BLE001 - constructors may raise anything
-            reason = f"{type(failure).__name__}: {shown(failure, str)}"
-    what = f"{target!r} {how} {sent.type_name}, which does not survive pickling ({reason})"
-    return with_cause(TypeError(f"{what}; its traceback is shown as the cause"), cause)
-
-
-def pack_error(error: BaseException, dumps: Callable[[BaseException], bytes] = pickle.dumps) -> bytes:
-    """Return an exception and its traceback as bytes, for another process. Every exception is accepted.
-
-    Args:
-        error: the exception, which was raised here.
-        dumps: pickles the exception; if it fails, only the name of the class and the traceback travel.
-    """
-    text = "".join(traceback.format_exception(error))
-    return pickle.dumps(tuple(encode_error(error, text, dumps)))
-
-
-def unpack_error(packed: bytes, name: str) -> BaseException:
-    """Return the exception that `pack_error` has packed, to be raised here. Its cause shows the original traceback.
-
-    Args:
-        packed: the bytes that `pack_error` has returned.
-        name: the function that raised the exception. The `TypeError` in place of an exception that does not pickle
-            names this function.
-    """
-    return decode_error(SentError(*pickle.loads(packed)), name)
+    packed: bytes
 
 
 def encode_results(results: Iterable[object], target: str, seconds: float) -> Message:
-    """Pickle the answer to a batch. A `SentError` stands for a result that is an error, or cannot be sent or rebuilt.
+    """Pickle the answer to a batch. A `PackedError` stands for a result that is an error, or cannot be sent or rebuilt.
 
     The results are pickled together, so that objects that they share are sent once.
     """
@@ -419,8 +355,8 @@ def encode_results(results: Iterable[object], target: str, seconds: float) -> Me
     return encode((True, given, seconds), given)
 
 
-def _returned(error: BaseException) -> SentError:
-    return encode_error(error, "".join(traceback.format_exception(error)))
+def _returned(error: BaseException) -> PackedError:
+    return PackedError(pack_error(error))
 
 
 def _checked(result: object, target: str) -> object:
@@ -432,8 +368,8 @@ def _checked(result: object, target: str) -> object:
 
 
 def decode_results(sent: Iterable[object], target: str) -> list[object]:
-    """Return the results of a batch, with errors in the places of their `SentError`s."""
-    return [decode_error(one, target, "returned") if isinstance(one, SentError) else one for one in sent]
+    """Return the results of a batch, with errors in the places of their `PackedError`s."""
+    return [unpack_error(one.packed, target, "returned") if isinstance(one, PackedError) else one for one in sent]
 
 
 def unsendable(target: str, result: object, error: Exception) -> TypeError:
@@ -448,23 +384,6 @@ def unbuilt(target: str, error: BaseException) -> TypeError:
     """Return the error for a result that pickles but cannot be rebuilt."""
     told = f"the result of {target!r} cannot be rebuilt in this process: {shown(error, str)}"
     return with_cause(TypeError(told), error)
-
-
-def type_name(value: object) -> str:
-    """Return the qualified name of the type of `value`, as a user would write it."""
-    kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-class RemoteTraceback(Exception):
-    """The traceback of an exception in a worker process, as text: the `__cause__` of the exception that came back."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.text}"""'
 
 
 # Names of functions. A decorated function does not pickle, because the decorator has replaced it in its module ("not

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, cast
 
-from .._errors import EngineClosedError, WorkerDied, copy_of
+from .._errors import EngineClosedError, WorkerDied, copy_of, travelling
 from ..telemetry import logs, spans
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.collectors import Collector
 from . import process_messages
+from .packed_errors import unpack_error
 from .threads import (
     RUNS_SCRIPT_AGAIN,
     LoopMailbox,
@@ -23,7 +24,6 @@ from .threads import (
     ThreadOwner,
     ThreadPool,
     recent_mean,
-    travelling,
 )
 from .worker_process import (
     ALIVE_CHECK_SECONDS,
@@ -581,7 +581,7 @@ def _unpack(call: WorkerCall, body: memoryview, buffers: list[process_messages.M
     except BaseException as error:  # noqa: BLE001 - constructors are the result's own code and may raise anything
         return _Outcome(call, error=process_messages.unbuilt(target, error))
     if not succeeded:
-        return _Outcome(call, error=process_messages.decode_error(value, target), seconds=seconds)
+        return _Outcome(call, error=unpack_error(value, target), seconds=seconds)
     if "batch_size" in call.request.item and isinstance(value, list):
         value = process_messages.decode_results(cast("list[object]", value), target)
     return _Outcome(call, value, seconds=seconds)

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
-from .._errors import EngineClosedError, with_cause
+from .._errors import EngineClosedError, travelling
 from .tasks import when_main_thread_ends
 
 
@@ -612,14 +612,3 @@ class ThreadShare:
     def give_back(self) -> None:
         """Free the place of a thread that has returned, or was not needed."""
         self._free.release()
-
-
-def travelling(error: BaseException) -> BaseException:
-    """Return the form of `error` that a future accepts, with a traceback that begins in the job, not in the pool."""
-    if error.__traceback__ is not None:
-        # Not by `error.with_traceback`, which the class of an exception may override with a method that raises: the
-        # future would never be settled, and its caller would wait for ever.
-        BaseException.with_traceback(error, error.__traceback__.tb_next)
-    if isinstance(error, StopIteration):
-        return with_cause(RuntimeError("a job raised StopIteration, which cannot travel through a future"), error)
-    return error

@@ -26,6 +26,12 @@ def on_one_line(text: str) -> str:
     return _BREAKS.sub(lambda found: " " if found[0] in "\r\n" else f"\\u{ord(found[0]):04x}", text)
 
 
+def type_name(value: object) -> str:
+    """Return the qualified name of the type of `value`, as a user would write it."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
 def cut(text: str, most: int) -> str:
     """Return a text of at most `most` characters and the number of characters that were cut out of its middle."""
     left = len(text) - most
