@@ -22,9 +22,9 @@ from .tasks import start_task, until
 from .threads import Job, ThreadPool, ThreadSlots
 
 if TYPE_CHECKING:
+    from ..workers.messages import WorkerInstance
+    from ..workers.pool import ProcessPool
     from .node_actor import NodeActor
-    from .process_messages import WorkerInstance
-    from .processes import ProcessPool
     from .worker import Member
 
 

@@ -163,7 +163,7 @@ class InProcesses(Execution):
 
     def bind(self, site: Site) -> Bound:
         """Return the `Bound` that lets a worker process make the call."""
-        from ..actors.process_messages import process_target
+        from ..workers.messages import process_target
 
         node, scope = site.node, site.scope
         in_workers = None if node.template is None else scope.instance(node).instance
@@ -184,7 +184,7 @@ class InProcesses(Execution):
         function, bound_to, pools = getattr(fn, "__func__", fn), getattr(fn, "__self__", None), scope._pools
 
         async def in_process(items: list[Any]) -> Any:
-            from ..actors.process_messages import NotSentError, process_target
+            from ..workers.messages import NotSentError, process_target
 
             target, receiver = process_target(function), () if bound_to is None else (bound_to,)
             facts = {"node": name, "batch_size": len(items)}
@@ -208,7 +208,7 @@ class _InWorkers:
     """A stand-in for the instances of a class that worker processes make for one scope."""
 
     def __init__(self, pools: "Pools", args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        from ..actors.process_messages import WorkerInstance  # few programs need it
+        from ..workers.messages import WorkerInstance  # few programs need it
 
         self._pools = pools
         self.instance = WorkerInstance(next(_in_workers), args, kwargs)

@@ -4,12 +4,13 @@ import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NamedTuple
 
-from ..actors import current, loop_host, processes
+from ..actors import current, loop_host
 from ..actors.chains import Link
 from ..actors.execution import Attempt, Bound
 from ..actors.node_actor import NodeActor
 from ..actors.own_loops import Mailbox
 from ..actors.tasks import close_stream
+from ..workers import pool
 from . import wiring
 from .graph import outdate_traces
 from .node import Node
@@ -49,7 +50,7 @@ def intercept(interception: Interception) -> None:
     _present = interception
     loop_host.fault_at_start = interception.entering
     wiring.fault_at_wiring = None if interception.calling is None else _wired
-    processes.fault_at_call = None if interception.giving is None else _given_to_process
+    pool.fault_at_call = None if interception.giving is None else _given_to_process
     outdate_traces()
 
 

@@ -21,7 +21,7 @@ from ..actors.threads import (
 from .caching import ResultCache
 
 if TYPE_CHECKING:
-    from ..actors.processes import ProcessPool
+    from ..workers.pool import ProcessPool
 
 
 class Pools:
@@ -64,7 +64,7 @@ class Pools:
     def processes(self) -> "ProcessPool":
         """Return the pool of worker processes."""
         if self._processes is None:
-            from ..actors.processes import ProcessPool  # here, because few programs need this module
+            from ..workers.pool import ProcessPool  # here, because few programs need this module
 
             self._processes = ProcessPool(self.max_processes)
         return self._processes

@@ -46,10 +46,11 @@ print(len(made), *sorted(sys.modules.keys() - before))
 """
 # Modules that few programs need, or that programs need only after a run.
 LATE = (
-    "penstock._cli", "penstock.actors.processes", "penstock.actors.sampler", "penstock.actors.worker_process",
-    "penstock.advice", "penstock.devices", "penstock.engine.drawing", "penstock.engine.service", "penstock.studio",
+    "penstock._cli", "penstock.actors.sampler", "penstock.advice", "penstock.devices",
+    "penstock.engine.drawing", "penstock.engine.service", "penstock.studio",
     "penstock.telemetry.exporting", "penstock.insight.recording",
     "penstock.insight.verdict", "penstock.telemetry.live", "penstock.telemetry.profiling.records", "penstock.testing",
+    "penstock.workers",
     "importlib.metadata", "multiprocessing", "random", "structlog", "sysconfig", "unicodedata", "zipfile",
 )  # fmt: skip
 

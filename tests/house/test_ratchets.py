@@ -28,12 +28,13 @@ LIMITS = {
     "serving": Figures(lines=2167, largest_file=467, slots=2, branches=22, broad_excepts=4),
     "studio": Figures(lines=3664, largest_file=508, slots=0, branches=13, broad_excepts=4),
     "telemetry": Figures(lines=4631, largest_file=669, slots=8, branches=15, broad_excepts=7),
+    "workers": Figures(lines=1500, largest_file=500, slots=12, branches=20, broad_excepts=11),
     "testing": Figures(lines=1204, largest_file=304, slots=1, branches=5, broad_excepts=4),
 }
 
 # Test files of each folder that import a name that is not public.
 TESTS_OF_INTERNALS = {
-    "actors": 9,
+    "actors": 8,
     "advice": 2,
     "devices": 12,
     "engine": 3,
@@ -42,6 +43,7 @@ TESTS_OF_INTERNALS = {
     "saving": 3,
     "studio": 6,
     "telemetry": 4,
+    "workers": 1,
 }
 
 # How far a figure may be below its limit before the limit must be lowered.

@@ -19,8 +19,6 @@ TESTS = Path(__file__).parents[1]
 
 # How many uses each file has.
 USES = {
-    "actors/process_jobs.py": 3,
-    "actors/test_processes.py": 5,
     "actors/test_threads.py": 1,
     "backends/broker.py": 3,
     "backends/ending_consumer.py": 1,
@@ -88,6 +86,8 @@ USES = {
     "telemetry/test_verdict.py": 3,
     "telemetry/test_waits_in_spans.py": 3,
     "testing/test_virtual_clock.py": 2,
+    "workers/jobs.py": 3,
+    "workers/test_pool.py": 5,
 }
 
 CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time"}

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from penstock._errors import EngineClosedError, WorkerDied
-from penstock.actors import process_messages
-from penstock.actors.process_messages import process_target
-from penstock.actors.processes import ProcessPool
-from tests.actors import process_jobs as jobs
+from penstock.workers import messages
+from penstock.workers.messages import process_target
+from penstock.workers.pool import ProcessPool
 from tests.kit import outcomes
+from tests.workers import jobs
 
 STATM = Path("/proc/self/statm")
 
@@ -109,7 +109,7 @@ async def test_arrays_travel_and_stay_writable(pool: ProcessPool) -> None:
 
 def test_an_array_is_written_from_its_own_memory() -> None:
     array = np.ones(1_000_000)
-    message = process_messages.encode_request(process_messages.CallRequest("module:fn", (array,), {}))
+    message = messages.encode_request(messages.CallRequest("module:fn", (array,), {}))
     assert any(np.shares_memory(np.frombuffer(segment, dtype=np.uint8), array) for segment in message)
 
 
@@ -180,7 +180,7 @@ async def test_exceptions_keep_type_arguments_notes_and_traceback(pool: ProcessP
     assert raised.value.args == ("one", 2)
     assert raised.value.__notes__ == ["a note from the worker"]
     assert "in raise_noted" in str(raised.value.__cause__)
-    assert "_process_worker" not in str(raised.value.__cause__)
+    assert "penstock/workers" not in str(raised.value.__cause__)
     with pytest.raises(jobs.RefusesAttributes) as refusing:
         await call(pool, jobs.raise_error, jobs.RefusesAttributes, "one", "two")
     assert refusing.value.args == ("one", "two")
@@ -213,7 +213,7 @@ async def test_what_does_not_pickle_and_what_is_missing_is_named(pool: ProcessPo
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         await pool.run("no_such_module:fn", (), {})
     with pytest.raises(AttributeError, match="no_such_function"):
-        await pool.run("tests.actors.process_jobs:no_such_function", (), {})
+        await pool.run("tests.workers.jobs:no_such_function", (), {})
     assert await call(pool, jobs.add, 1, 2) == 3
 
 
@@ -243,7 +243,7 @@ async def test_a_death_is_seen_though_an_instance_waits_to_be_left(
     pool: ProcessPool, tmp_path: Path, door: Door
 ) -> None:
     pid_file = tmp_path / "pid"
-    instance = process_messages.WorkerInstance(1, (str(pid_file),), {})
+    instance = messages.WorkerInstance(1, (str(pid_file),), {})
     running = asyncio.create_task(pool.run(process_target(jobs.ForksAndBlocks), (door.path,), {}, instance=instance))
     worker = await door.running_pid()
     try:
@@ -463,8 +463,8 @@ def run_script(path: Path) -> "subprocess.CompletedProcess[str]":
 
 SCRIPT = """
 import asyncio, os, time
-from penstock.actors.process_messages import process_target
-from penstock.actors.processes import ProcessPool
+from penstock.workers.messages import process_target
+from penstock.workers.pool import ProcessPool
 
 class Value:
     def __init__(self, number):
@@ -487,7 +487,7 @@ GUARD = "if __name__ == '__main__':"
 
 def test_a_function_that_no_worker_can_import_is_refused(tmp_path: Path) -> None:
     code = (
-        "from penstock.actors.process_messages import process_target\n"
+        "from penstock.workers.messages import process_target\n"
         "def job(): pass\n"
         "try: process_target(job)\n"
         "except TypeError as error: print(error)\n"
@@ -529,7 +529,7 @@ def test_the_interpreter_exits_though_the_pool_was_never_closed(tmp_path: Path, 
 # Large bytes
 
 
-LARGE = process_messages.JOIN_MAX_BYTES + 1
+LARGE = messages.JOIN_MAX_BYTES + 1
 SOME, OTHER = b"some" * LARGE, bytearray(b"other" * LARGE)
 
 
@@ -560,13 +560,13 @@ def equal(one: Any, other: Any) -> bool:
 async def test_large_bytes_come_back_as_they_were(pool: ProcessPool) -> None:
     for shape, value in in_shapes().items():
         assert equal(await call(pool, jobs.echo, value), value), shape
-        assert equal(await pool.run("tests.actors.process_jobs:echo", (), {"value": value}), value), shape
+        assert equal(await pool.run("tests.workers.jobs:echo", (), {"value": value}), value), shape
     one, other, same, also = await call(pool, jobs.echo, in_shapes()["in a list, twice"])
     assert one is same  # shared objects stay shared, and are sent once
     assert other is also
     batch = {"node": "echo", "batch_size": 8}
     shapes = list(in_shapes().values())
-    assert equal(await pool.run("tests.actors.process_jobs:echo", (shapes,), {}, batch), shapes)
+    assert equal(await pool.run("tests.workers.jobs:echo", (shapes,), {}, batch), shapes)
     other += b"it can grow"
     assert len(also) == len(OTHER) + len(b"it can grow")
 
@@ -576,13 +576,13 @@ async def test_large_bytes_come_back_as_they_were(pool: ProcessPool) -> None:
 )
 def test_large_bytes_are_not_copied_into_a_message(value: Any) -> None:
     """Pickling and unpickling hold the GIL, so the event loop would wait: a second for 400 MB."""
-    messages = [
-        process_messages.encode_request(process_messages.CallRequest("a:b", (1, value), {})),
-        process_messages.encode_request(process_messages.CallRequest("a:b", (), {"x": value})),
-        process_messages.encode((True, value, 0.1), (value,)),
-        process_messages.encode_results([value, 1], "a:b", 0.1),
+    found = [
+        messages.encode_request(messages.CallRequest("a:b", (1, value), {})),
+        messages.encode_request(messages.CallRequest("a:b", (), {"x": value})),
+        messages.encode((True, value, 0.1), (value,)),
+        messages.encode_results([value, 1], "a:b", 0.1),
     ]
-    for message in messages:
+    for message in found:
         inside = [segment.obj for segment in message if isinstance(segment, memoryview)]
         assert any(one is SOME or one is OTHER for one in inside)
         assert sum(len(segment) for segment in message if isinstance(segment, bytes)) < 1000

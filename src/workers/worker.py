@@ -14,12 +14,12 @@ from functools import cache
 from time import perf_counter
 from typing import Any
 
+from ..actors.packed_errors import pack_error
+from ..actors.tasks import no_item
+from ..actors.threads import end_forked
 from ..telemetry import logs, spans
-from . import process_messages
-from .packed_errors import pack_error
-from .process_messages import BEGUN, IN_CONNECTION, KILLS_WORKER, SPANS, TELLS_BEGIN, MessageReader, resolve, send
-from .tasks import no_item
-from .threads import end_forked
+from . import messages
+from .messages import BEGUN, IN_CONNECTION, KILLS_WORKER, SPANS, TELLS_BEGIN, MessageReader, resolve, send
 
 READY = b"R"
 # Signals that go to a whole process group: Ctrl-C, and the signal that systemd and SLURM send by default. Only the
@@ -82,7 +82,7 @@ def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Calla
             if os.getpid() != _worker:
                 end_forked(None)
             ended, spans.ended_in_worker = spans.ended_in_worker, None
-            if ended and (message := spans.told(process_messages.encode, ended)) is not None:
+            if ended and (message := spans.told(messages.encode, ended)) is not None:
                 send(connection, number, message, SPANS)
             send(connection, number, answer)
     except (EOFError, OSError):  # the engine's process is gone
@@ -108,20 +108,20 @@ def _end_with_parent() -> None:
 
 
 def _answer(
-    body: memoryview, buffers: list[process_messages.Memory], set_up_tracing: Callable[[], None], began: float
-) -> process_messages.Message:
+    body: memoryview, buffers: list[messages.Memory], set_up_tracing: Callable[[], None], began: float
+) -> messages.Message:
     """Run one call, and encode its answer.
 
     The answer is `(True, result, seconds)`, or `(False, error, seconds)` with a packed error. The seconds count from
     the beginning of the call.
     """
     try:
-        target, args, kwargs, headers, item, instance = process_messages.decode(body, buffers)
+        target, args, kwargs, headers, item, instance = messages.decode(body, buffers)
     except Exception as error:  # noqa: BLE001 - constructors are the arguments' own code and may raise anything
         reason = (
             f"an argument cannot be rebuilt in the worker process: {type(error).__name__}: {logs.shown(error, str)}"
         )
-        return _failure(process_messages.NotSentError(reason), error, began)
+        return _failure(messages.NotSentError(reason), error, began)
     token = _item.set(item)
     try:
         function = resolve(target)  # first, because its module may set up tracing by itself
@@ -135,19 +135,19 @@ def _answer(
         _item.reset(token)
     try:
         if "batch_size" in item and issubclass(type(result), list | tuple):
-            return process_messages.encode_results(result, target, perf_counter() - began)
-        return process_messages.encode((True, result, perf_counter() - began), (result,))
+            return messages.encode_results(result, target, perf_counter() - began)
+        return messages.encode((True, result, perf_counter() - began), (result,))
     except MemoryError as error:
         return _failure(error, error, began)
     except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
-        return _failure(process_messages.unsendable(target, result, error), error, began)
+        return _failure(messages.unsendable(target, result, error), error, began)
 
 
 # The instances of classes with runs_on="process" that were called in this process, by their numbers.
 _instances: dict[int, Any] = {}
 
 
-def _instance(cls: Callable[..., Any], wanted: process_messages.WorkerInstance) -> Any:
+def _instance(cls: Callable[..., Any], wanted: messages.WorkerInstance) -> Any:
     """Return the instance of this process; the first call makes and enters the instance."""
     if wanted.key not in _instances:
         instance = cls(*wanted.args, **wanted.kwargs)
@@ -166,10 +166,10 @@ def close_instances(keys: Iterable[int]) -> None:
                 instance.__exit__(None, None, None)
 
 
-def _failure(error: BaseException, cause: BaseException, began: float) -> process_messages.Message:
+def _failure(error: BaseException, cause: BaseException, began: float) -> messages.Message:
     if os.getpid() != _worker:
         end_forked(cause)
     frames = cause.__traceback__
     # Without the first stack frame, which is `_answer`.
     text = "".join(traceback.format_exception(type(cause), cause, frames.tb_next if frames else None))
-    return process_messages.encode((False, pack_error(error, text=text), perf_counter() - began))
+    return messages.encode((False, pack_error(error, text=text), perf_counter() - began))

@@ -19,11 +19,11 @@ from queue import SimpleQueue
 from typing import Any, cast
 
 from .._errors import WorkerDied
+from ..actors.threads import WORKER_NAME
 from ..telemetry import spans
-from . import process_messages
-from ._process_worker import FOR_ENGINE, READY, serve
-from .process_messages import HEAD, IN_CONNECTION, KILLS_WORKER, TELLS_BEGIN
-from .threads import WORKER_NAME
+from . import messages
+from .messages import HEAD, IN_CONNECTION, KILLS_WORKER, TELLS_BEGIN
+from .worker import FOR_ENGINE, READY, serve
 
 # How often a thread that waits for a reply checks whether the process still exists. A closed socket ends the wait at
 # once, but a child that the process has forked may hold the socket open.
@@ -32,7 +32,7 @@ ALIVE_CHECK_SECONDS = 1.0
 # sockets; there, a read from a datagram socket fails once the other end was closed.
 _PACKETS = socket.SOCK_DGRAM if sys.platform == "darwin" else socket.SOCK_SEQPACKET
 NO_ITEM: Mapping[str, object] = {}
-NO_REQUEST = process_messages.CallRequest("", (), {})
+NO_REQUEST = messages.CallRequest("", (), {})
 
 _spawn = multiprocessing.get_context("spawn")
 # Guards multiprocessing's list of children, which is not thread-safe: a start polls the children of other threads. The
@@ -46,7 +46,7 @@ _sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 class WorkerCall:
     """A call for a worker process, with the future and the callbacks for its outcome."""
 
-    request: process_messages.CallRequest
+    request: messages.CallRequest
     priority: int
     future: "asyncio.Future[Any]"
     begun: Callable[[], None] | None = None
@@ -54,7 +54,7 @@ class WorkerCall:
     kills_worker: bool = False  # an injected fault
     number: int = 0  # the identity of the call in the pool, and its place among the calls of its priority
     is_errand: bool = False  # whether the pool itself sends the call, to one particular worker
-    message: "process_messages.Message | None" = None  # the pickled call; None before it is pickled
+    message: "messages.Message | None" = None  # the pickled call; None before it is pickled
     worker: "WorkerProcess | None" = None  # the worker that has the call in its queue
     expected_seconds: float = 0.0
     is_large: bool = False  # too large for a packet
@@ -108,7 +108,7 @@ class WorkerProcess:
             undo.pop_all()
         assert self._process.pid is not None
         self.pid = self._process.pid
-        self.replies = process_messages.MessageReader(self.connection)
+        self.replies = messages.MessageReader(self.connection)
         self._events = select.poll()
         self._events.register(self.connection, select.POLLIN)
         self._events.register(self._queue, select.POLLIN)

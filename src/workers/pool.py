@@ -12,12 +12,8 @@ from heapq import heappop, heappush
 from typing import Any, cast
 
 from .._errors import EngineClosedError, WorkerDied, copy_of, travelling
-from ..telemetry import logs, spans
-from ..telemetry.profiling import collectors
-from ..telemetry.profiling.collectors import Collector
-from . import process_messages
-from .packed_errors import unpack_error
-from .threads import (
+from ..actors.packed_errors import unpack_error
+from ..actors.threads import (
     RUNS_SCRIPT_AGAIN,
     LoopMailbox,
     ProcessPoolStatistics,
@@ -25,7 +21,11 @@ from .threads import (
     ThreadPool,
     recent_mean,
 )
-from .worker_process import (
+from ..telemetry import logs, spans
+from ..telemetry.profiling import collectors
+from ..telemetry.profiling.collectors import Collector
+from . import messages
+from .process import (
     ALIVE_CHECK_SECONDS,
     NO_ITEM,
     NO_REQUEST,
@@ -42,7 +42,7 @@ from .worker_process import (
 
 # How long `__exit__` of an instance in a worker may take when its scope ends.
 _CLOSE_SECONDS = 5.0
-_CLOSE_INSTANCES = "penstock.actors._process_worker:close_instances"
+_CLOSE_INSTANCES = "penstock.workers.worker:close_instances"
 # How long an idle worker may take for its exit handlers, which send spans, before it is killed.
 _EXIT_GRACE_SECONDS = 0.5
 # For how many seconds of work a worker gets calls ahead, by the mean time of calls of the same function. The time has
@@ -115,7 +115,7 @@ class ProcessPool(ThreadOwner):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         item: Mapping[str, object] = NO_ITEM,
-        instance: process_messages.WorkerInstance | None = None,
+        instance: messages.WorkerInstance | None = None,
         *,
         priority: int = 0,
         begun: Callable[[], None] | None = None,
@@ -152,7 +152,7 @@ class ProcessPool(ThreadOwner):
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._mailbox = LoopMailbox(self._loop)
-        request = process_messages.CallRequest(target, args, kwargs, spans.outgoing(), item, instance)
+        request = messages.CallRequest(target, args, kwargs, spans.outgoing(), item, instance)
         future: asyncio.Future[Any] = self._loop.create_future()
         call = WorkerCall(request, priority, future, begun, took, kills_worker, next(self._numbers))
         # Without the lock, which a thread may hold while it sends. A thread that is about to rest adds its worker to
@@ -192,7 +192,7 @@ class ProcessPool(ThreadOwner):
             for worker in self._workers:
                 if ended := worker.instances.intersection(keys):
                     worker.instances -= ended
-                    request = process_messages.CallRequest(_CLOSE_INSTANCES, (ended,), {})
+                    request = messages.CallRequest(_CLOSE_INSTANCES, (ended,), {})
                     future = asyncio.get_running_loop().create_future()
                     if worker in self._idle:
                         self._idle.remove(worker)
@@ -433,7 +433,7 @@ class ProcessPool(ThreadOwner):
             if call.is_large:
                 self._post(outcomes.copy())
                 outcomes.clear()
-                process_messages.send(worker.connection, call.number, call.message or [])
+                messages.send(worker.connection, call.number, call.message or [])
 
     def _next_for(self, worker: WorkerProcess) -> WorkerCall | None:
         """Take the next call for a worker; None if it has enough calls. With the lock held."""
@@ -460,8 +460,8 @@ class ProcessPool(ThreadOwner):
         """Pickle a call. If pickling fails, the caller gets the error."""
         if call.message is None:
             try:
-                call.message = message = process_messages.encode_request(call.request)
-                call.is_large = len(message) > 1 or len(message[0]) > process_messages.JOIN_MAX_BYTES
+                call.message = message = messages.encode_request(call.request)
+                call.is_large = len(message) > 1 or len(message[0]) > messages.JOIN_MAX_BYTES
             except BaseException as error:  # noqa: BLE001 - the caller raises it
                 self._post([_Outcome(call, error=error)])
                 return False
@@ -472,9 +472,9 @@ class ProcessPool(ThreadOwner):
         assert self._mailbox is not None
         while True:
             flags, call = worker.next_head()
-            if flags & process_messages.BEGUN:
+            if flags & messages.BEGUN:
                 self._mailbox.post(_tell_begun, call)
-            elif flags & process_messages.SPANS:
+            elif flags & messages.SPANS:
                 spans.told(spans.export_of_worker, worker.replies.receive()[0])
             else:
                 body, buffers = worker.replies.receive()
@@ -572,16 +572,16 @@ def _died(call: WorkerCall, worker: WorkerProcess, end: str) -> WorkerDied:
     return WorkerDied(f"worker process {worker.pid} {end} while it ran {call.request.target!r}; {whom}{remedy}")
 
 
-def _unpack(call: WorkerCall, body: memoryview, buffers: list[process_messages.Memory]) -> _Outcome:
+def _unpack(call: WorkerCall, body: memoryview, buffers: list[messages.Memory]) -> _Outcome:
     target = call.request.target
     try:
-        succeeded, value, seconds = process_messages.decode(body, buffers)
+        succeeded, value, seconds = messages.decode(body, buffers)
     except MemoryError as error:
         return _Outcome(call, error=error)
     except BaseException as error:  # noqa: BLE001 - constructors are the result's own code and may raise anything
-        return _Outcome(call, error=process_messages.unbuilt(target, error))
+        return _Outcome(call, error=messages.unbuilt(target, error))
     if not succeeded:
         return _Outcome(call, error=unpack_error(value, target), seconds=seconds)
     if "batch_size" in call.request.item and isinstance(value, list):
-        value = process_messages.decode_results(cast("list[object]", value), target)
+        value = messages.decode_results(cast("list[object]", value), target)
     return _Outcome(call, value, seconds=seconds)

@@ -15,9 +15,9 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from .._errors import with_cause
+from ..actors.packed_errors import pack_error, unpack_error
 from ..telemetry.logs import shown
 from ..telemetry.text import type_name
-from .packed_errors import pack_error, unpack_error
 
 # Messages are in pickle protocol 5. Buffers travel out of band (PEP 574): an array is written from its own memory, and
 # read into the memory that the new array keeps. A message is a prefix (number of buffers, length of the body), the

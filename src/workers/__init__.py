@@ -1,0 +1,1 @@
+"""Worker processes: how nodes with `runs_on="process"` run."""
