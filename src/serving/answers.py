@@ -148,6 +148,7 @@ class Answer:
         began_at: when the request came, in seconds of `perf_counter`.
         first_at: when the first part came; None before.
         error: the error with which the answer has failed; None if it has not failed.
+        status: the status of the response; None until it was sent.
         is_complete: whether the answer has come to its end; otherwise, it has failed or its client has left.
     """
 
@@ -163,6 +164,7 @@ class Answer:
         self.usage: Mapping[str, Any] | None = None
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
+        self.status: int | None = None
         self.is_complete = False
         self.parts = 0
         self.began_at = perf_counter()

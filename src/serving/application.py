@@ -265,7 +265,7 @@ class Application(Starlette):
             answer.error = error
             return as_json(_told_of(error)[1]).decode()
 
-        with measured(answer, http.headers, request._messages(), said) as said:
+        with measured(answer, http, request._messages(), said, lambda error: _told_of(error)[0]) as said:
             if isinstance(request, Request) and request.stream:
                 events = object if self._events == "comments" else _NoEvent
                 is_plain = model.gives_stream and self._events == "drop"
@@ -280,6 +280,7 @@ class Application(Starlette):
                 response = await asgi.answer(http, whole(), encode_error=failed)
             try:
                 await response(http.scope, http.receive, send)
+                answer.status = response.status_code
             except EngineClosedError as error:
                 raise _of_call(error, model) from None
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from time import perf_counter
@@ -14,7 +14,7 @@ from opentelemetry import metrics, propagate, trace
 from opentelemetry.trace import SpanKind
 
 from ..telemetry import names
-from ..telemetry.logs import guarded, shown
+from ..telemetry.logs import guarded, record_error
 from .answers import Answer, as_json
 from .protocol import APIError
 from .reading import chunk_of
@@ -23,11 +23,16 @@ from .reading import chunk_of
 _DURATIONS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _FIRST: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _EACH: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-_MEASURED: Final[Mapping[str, tuple[str, tuple[float, ...]]]] = {
-    "gen_ai.server.request.duration": ("From the request to the end of the answer.", _DURATIONS),
-    "gen_ai.server.time_to_first_token": ("From the request to the first part of the answer.", _FIRST),
-    "gen_ai.server.time_per_output_token": ("The time of each part of an answer after the first.", _EACH),
-}
+# For each metric: its description, its boundaries, and the attribute of the span with the same number.
+_MEASURED: Final[Mapping[str, tuple[str, tuple[float, ...], str | None]]] = {
+    "gen_ai.server.request.duration": ("From the request to the end of the answer.", _DURATIONS, None),
+    "gen_ai.server.time_to_first_token": (
+        "From the request to the first part of the answer.", _FIRST, names.FIRST_CHUNK
+    ),
+    "gen_ai.server.time_per_output_token": (
+        "The time of each part of an answer after the first.", _EACH, names.PART_SECONDS
+    ),
+}  # fmt: skip
 
 # The errors of reading a message or a part that does not follow the protocol; an upstream may send such a part.
 MALFORMED: Final = (APIError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -38,31 +43,34 @@ def _histograms() -> dict[str, metrics.Histogram]:
     meter = metrics.get_meter(names.INSTRUMENTATION, names.VERSION, schema_url=names.SCHEMA_URL)
     return {
         name: meter.create_histogram(name, "s", said, explicit_bucket_boundaries_advisory=boundaries)
-        for name, (said, boundaries) in _MEASURED.items()
+        for name, (said, boundaries, _) in _MEASURED.items()
     }
 
 
 @contextmanager
 def measured(
-    answer: Answer, headers: Mapping[str, str], messages: list[dict[str, Any]], said: Answer | None
+    answer: Answer, http: Any, messages: list[dict[str, Any]], said: Answer | None, status_of: Callable[[Any], int]
 ) -> Generator[Answer | None, None, None]:
     """Open a span around an answer, in the trace of the request, and record how long the answer takes.
 
     Args:
         answer: the answer in the making.
-        headers: the headers of the request; ignored inside of a span, such as the span of a web framework.
+        http: the request; its headers are ignored inside of a span, such as the span of a web framework.
         messages: the messages that are answered.
         said: gathers the parts of the answer, for a span with content; None for a span without content.
+        status_of: returns the status of the response to an error.
 
     Yields:
         `said`; None if the span is not recorded, so that no parts have to be gathered.
     """
     known: dict[str, Any] = {names.OPERATION: answer.OPERATION, names.REQUEST_MODEL: answer.request.model}
+    scope = http.scope
+    asked = {names.HTTP_METHOD: scope["method"], names.HTTP_ROUTE: scope["path"], names.URL_PATH: scope["path"]}
     parent = otel_context.get_current()
     around = guarded("spans", trace.get_current_span().get_span_context)
     if around is None or not around.is_valid:
-        parent = guarded("spans", propagate.extract, headers, parent) or parent
-    span = guarded("spans", _start, f"{answer.OPERATION} {answer.request.model}", parent, known)
+        parent = guarded("spans", propagate.extract, http.headers, parent) or parent
+    span = guarded("spans", _start, f"{answer.OPERATION} {answer.request.model}", parent, known | asked)
     token = otel_context.attach(parent if span is None else trace.set_span_in_context(span, parent))
     span = span or trace.INVALID_SPAN
     said = said if guarded("spans", span.is_recording) else None
@@ -72,36 +80,49 @@ def measured(
     try:
         yield said
     finally:
-        raised = sys.exception()
-        answer.error = answer.error or raised
+        answer.error = answer.error or sys.exception()
+        found = _times(answer)
         if answer.error is not None:
             known[names.ERROR_TYPE] = type(answer.error).__qualname__
-            guarded("spans", span.set_attribute, names.ERROR_TYPE, known[names.ERROR_TYPE])
-            text = f"{type(raised).__name__}: {shown(raised, str)}" if isinstance(raised, Exception) else None
-            guarded("spans", span.set_status, trace.Status(trace.StatusCode.ERROR, text))
-        if isinstance(raised, Exception):
-            guarded("record_exception", span.record_exception, raised)
-        usage = answer.usage or {}
-        for told, counted in ((names.INPUT_TOKENS, "prompt_tokens"), (names.OUTPUT_TOKENS, "completion_tokens")):
-            if counted in usage:
-                guarded("spans", span.set_attribute, told, usage[counted])
-        reason = answer.reason if answer.is_complete and answer.error is None else "error"
-        if answer.error is None and not answer.is_complete:  # the client has left
-            guarded("spans", span.set_attribute, names.OUTCOME, "cancelled")
-        elif answer.reason:
-            guarded("spans", span.set_attribute, names.FINISH_REASONS, [reason])
-        if answer.first_at is not None:
-            guarded("spans", span.set_attribute, names.FIRST_CHUNK, answer.first_at - answer.began_at)
-            if answer.parts > 1:
-                seconds = (perf_counter() - answer.first_at) / (answer.parts - 1)
-                guarded("spans", span.set_attribute, names.PART_SECONDS, seconds)
-        if said is not None:
-            with suppress(*MALFORMED):
-                given = _content([said.message()], finish_reason=reason)
-                guarded("spans", span.set_attribute, names.OUTPUT_MESSAGES, given)
-        guarded("metrics", _record, answer, known)
+            if status_of(answer.error) >= _SERVERS_FAULT:
+                record_error(span, answer.error)
+        guarded("metrics", _record, found, known)
+        about = known | {told: found[name] for name, (*_, told) in _MEASURED.items() if told and name in found}
+        guarded("spans", span.set_attributes, about | _ended(answer, said, status_of))
         otel_context.detach(token)
         guarded("spans", span.end)
+
+
+# The conventions for HTTP: a server has not failed if the client has.
+_SERVERS_FAULT: Final = 500
+
+
+def _times(answer: Answer) -> dict[str, float]:
+    """Return the times of an answer that ends now, by the names of their metrics."""
+    now, (whole, first, each) = perf_counter(), _MEASURED
+    found = {whole: now - answer.began_at}
+    if answer.first_at is not None:
+        found[first] = answer.first_at - answer.began_at
+        if answer.parts > 1:
+            found[each] = (now - answer.first_at) / (answer.parts - 1)
+    return found
+
+
+def _ended(answer: Answer, said: Answer | None, status_of: Callable[[Any], int]) -> dict[str, Any]:
+    """Return attributes of the span of an answer that has ended."""
+    usage = answer.usage or {}
+    has_left = answer.error is None and not answer.is_complete
+    reason = answer.reason if answer.is_complete and answer.error is None else "error"
+    found: dict[str, Any] = {
+        names.INPUT_TOKENS: usage.get("prompt_tokens"), names.OUTPUT_TOKENS: usage.get("completion_tokens"),
+        names.HTTP_STATUS: answer.status or (answer.error and status_of(answer.error)),
+        names.OUTCOME: "cancelled" if has_left else None,
+        names.FINISH_REASONS: [reason] if answer.reason and not has_left else None,
+    }  # fmt: skip
+    if said is not None:
+        with suppress(*MALFORMED):
+            found[names.OUTPUT_MESSAGES] = _content([said.message()], finish_reason=reason)
+    return {name: value for name, value in found.items() if value is not None}
 
 
 class Asked:
@@ -137,9 +158,7 @@ class Asked:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace_: object) -> None:
         if isinstance(error, Exception):
-            cause = f"{type(error).__qualname__}: {shown(error, str):.1000}"
-            guarded("spans", self._span.set_attribute, names.ERROR_TYPE, type(error).__qualname__)
-            guarded("spans", self._span.set_status, trace.Status(trace.StatusCode.ERROR, cause))
+            record_error(self._span, error)
         guarded("spans", self._span.end)
 
     def answered(self, status: int) -> None:
@@ -169,14 +188,9 @@ def _start(
     return tracer.start_span(name, parent, kind, attributes)
 
 
-def _record(answer: Answer, known: Mapping[str, Any]) -> None:
-    now, histograms = perf_counter(), _histograms()
-    histograms["gen_ai.server.request.duration"].record(now - answer.began_at, known)
-    if answer.first_at is not None:
-        histograms["gen_ai.server.time_to_first_token"].record(answer.first_at - answer.began_at, known)
-        if answer.parts > 1:
-            seconds = (now - answer.first_at) / (answer.parts - 1)
-            histograms["gen_ai.server.time_per_output_token"].record(seconds, known)
+def _record(times: Mapping[str, float], known: Mapping[str, Any]) -> None:
+    for name, seconds in times.items():
+        _histograms()[name].record(seconds, known)
 
 
 def _content(messages: list[dict[str, Any]], **more: str) -> str:

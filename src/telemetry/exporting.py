@@ -93,7 +93,7 @@ def setup(*, service_name: str, endpoint: str | None = None) -> None:
 
     Call it once, before the first call of a graph. It sets the global providers of OpenTelemetry, so that all other
     instrumented libraries in the process send their spans and metrics, too. Spans that handlers make in worker
-    processes are sent from there. At the exit of the interpreter, unsent data is sent for at most 3 seconds;
+    processes are sent, too. At the exit of the interpreter, unsent data is sent for at most 3 seconds;
     `trace.get_tracer_provider().force_flush()` sends it earlier.
 
     The standard `OTEL_*` variables configure everything else, and a variable wins over an argument, so that the

@@ -10,10 +10,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from time import time
-from traceback import extract_tb
+from traceback import extract_tb, format_exception
 from typing import Any, Final, ParamSpec, TypeVar
 
 from opentelemetry import trace
+from opentelemetry.trace import Span, Status, StatusCode
+
+from . import names
+from .text import cut
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,6 +69,39 @@ def shown(value: object, text: Callable[[Any], str] = repr) -> str:
     except BaseException as broken:  # noqa: BLE001 - code of the user may raise anything
         _let_signals_pass(broken)
         return f"<{type(value).__qualname__} whose {text.__name__}() raises {type(broken).__qualname__}>"
+
+
+# A receiver refuses a batch of spans of more than 4 MB, with the spans of other calls in it. So long texts are cut.
+_MOST_TEXT: Final = 4_000
+_MOST_STACK: Final = 16_000
+
+
+def about_error(error: BaseException | None) -> dict[str, str]:
+    """Return the type and the text of an error as attributes; without an error, none."""
+    if error is None:
+        return {}
+    text = cut(shown(error, str), _MOST_TEXT)
+    return {names.ERROR_TYPE: type(error).__qualname__, names.ERROR_MESSAGE: text}
+
+
+def record_error(span: Span, error: BaseException) -> None:
+    """Mark a span as failed, with the type and the text of the error."""
+    about = about_error(error)
+    guarded("spans", span.set_attribute, names.ERROR_TYPE, about[names.ERROR_TYPE])
+    guarded("spans", span.set_status, Status(StatusCode.ERROR, about[names.ERROR_MESSAGE]))
+    if isinstance(error, Exception):
+        guarded("record_exception", _record_exception, span, error, about[names.ERROR_MESSAGE])
+
+
+def _record_exception(span: Span, error: Exception, text: str) -> None:
+    """Do what `span.record_exception` does, with texts of a bounded length."""
+    module, name = type(error).__module__, type(error).__qualname__
+    stack = cut("".join(format_exception(error)), _MOST_STACK)
+    event = {
+        names.EXCEPTION_TYPE: name if module == "builtins" else f"{module}.{name}",
+        names.ERROR_MESSAGE: text, names.EXCEPTION_STACKTRACE: stack, names.EXCEPTION_ESCAPED: "False",
+    }  # fmt: skip
+    span.add_event(names.EXCEPTION, event)
 
 
 # Functions that return the fields of the item that is being handled here; the floors above register them.

@@ -11,17 +11,15 @@ from contextvars import Token
 from functools import cache, partial
 from threading import current_thread
 from time import perf_counter, time_ns
-from traceback import format_exception
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanContext, SpanKind
 
 from . import names
-from .logs import guarded, shown
-from .text import cut
+from .logs import about_error, guarded, record_error
 
 if TYPE_CHECKING:
     from opentelemetry.propagators.composite import CompositePropagator
@@ -70,31 +68,6 @@ def id_of(span: Span) -> SpanContext:
 def is_recorded(span: Span) -> bool:
     """Whether a span takes attributes and events, because it is sampled and has not ended."""
     return told(span.is_recording) or False
-
-
-def record_error(span: Span, error: BaseException) -> None:
-    """Mark a span as failed, with the type and the text of the error."""
-    told(span.set_attribute, names.ERROR_TYPE, type(error).__qualname__)
-    text = cut(shown(error, str), _MOST_TEXT)
-    told(span.set_status, Status(StatusCode.ERROR, text))
-    if isinstance(error, Exception):
-        guarded("record_exception", _record_exception, span, error, text)
-
-
-# A receiver refuses a batch of spans of more than 4 MB, with the spans of other calls in it. So long texts are cut.
-_MOST_TEXT: Final = 4_000
-_MOST_STACK: Final = 16_000
-
-
-def _record_exception(span: Span, error: Exception, text: str) -> None:
-    """Do what `span.record_exception` does, with texts of a bounded length."""
-    module, name = type(error).__module__, type(error).__qualname__
-    stack = cut("".join(format_exception(error)), _MOST_STACK)
-    event = {
-        names.EXCEPTION_TYPE: name if module == "builtins" else f"{module}.{name}",
-        names.ERROR_MESSAGE: text, names.EXCEPTION_STACKTRACE: stack, names.EXCEPTION_ESCAPED: "False",
-    }  # fmt: skip
-    span.add_event(names.EXCEPTION, event)
 
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str] | tuple[bytes, bytes] | tuple[str, bytes]]
@@ -377,11 +350,7 @@ def current_for_logs(span: Span | None) -> AbstractContextManager[object]:
 def item_skipped(span: Span | None, graph: str, item: int, error: BaseException | None) -> None:
     """Add an event to the span of a stream: an item was skipped."""
     if span is not None and is_recorded(span):
-        attributes: dict[str, str | int] = {names.GRAPH: graph, names.ITEM: item}
-        if error is not None:
-            attributes[names.ERROR_TYPE] = type(error).__qualname__
-            attributes[names.ERROR_MESSAGE] = cut(shown(error, str), _MOST_TEXT)
-        told(span.add_event, names.ITEM_SKIPPED, attributes)
+        told(span.add_event, names.ITEM_SKIPPED, {names.GRAPH: graph, names.ITEM: item, **about_error(error)})
 
 
 def end_stream(
@@ -558,13 +527,7 @@ def happened(event: str, node: str, error: BaseException | None = None, **more: 
         error: the error that led to the event; None if there is none.
         more: further attributes.
     """
-    attributes: dict[str, AttributeValue] = {names.NODE: node, **more}
-    if error is not None:
-        attributes |= {
-            names.ERROR_TYPE: type(error).__qualname__,
-            names.ERROR_MESSAGE: cut(shown(error, str), _MOST_TEXT),
-        }
-    told(present().add_event, event, attributes)
+    told(present().add_event, event, {names.NODE: node, **more, **about_error(error)})
 
 
 def attempt_failed(node: str, attempt: int, began: float, error: BaseException, pause_seconds: float) -> None:

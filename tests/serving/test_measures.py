@@ -67,7 +67,7 @@ async def test_a_failover_names_both_servers_and_the_cause(tracing: Tracing) -> 
             assert (await http.post("/v1/chat/completions", json={"model": "m", "messages": ASKED})).status_code == 200
     failed, answered = [span for span in tracing.named("chat m") if span.kind is SpanKind.CLIENT]
     assert (attributes_of(failed)["server.port"], failed.status.status_code.name) == (9, "ERROR")
-    assert "ConnectError" in str(failed.status.description)
+    assert attributes_of(failed)["error.type"] == "ConnectError"
     assert str(attributes_of(answered)["server.port"]) in url
     [chat] = [span for span in tracing.named("chat m") if span.kind is SpanKind.SERVER]
     assert attributes_of(chat)["gen_ai.response.time_to_first_chunk"] > 0
@@ -176,20 +176,45 @@ async def test_an_answer_that_goes_on_in_bytes_is_the_same_whether_content_is_tr
     assert content_of(spans[1]) == (asked, [{"role": "assistant", "parts": [part], "finish_reason": "length"}])
 
 
+ERRORS: dict[str, Exception] = {
+    "late": TimeoutError("x" * 1_000_000), "full": ps.Overloaded("there is no room"), "broken": KeyError("a secret"),
+    "upstream": serving.UpstreamError(502, "down"), "wrong": serving.APIError(400, "no"),
+    "limited": ps.Overloaded("one at a time", key="a"), "good": AssertionError(),
+}  # fmt: skip
+
+
 @ps.node
-async def refuses(messages: Messages) -> str:
-    raise TimeoutError if messages[-1]["content"] == "late" else ps.Overloaded("there is no room")
+async def refuses(messages: Messages) -> AsyncIterator[str]:
+    content = messages[-1]["content"]
+    if content != "good":
+        raise ERRORS[content]
+    yield "a word"
 
 
-async def test_an_answer_that_is_refused_or_late_is_an_error_in_its_span(tracing: Tracing) -> None:
-    async with asking({"refuses": refuses}) as http:
-        for content, status in (("late", 504), ("full", 503)):
-            assert (await chat(http, "refuses", content)).status_code == status
-    spans: list[Any] = tracing.named("chat refuses")
-    assert [span.attributes["error.type"] for span in spans] == ["TimeoutError", "Overloaded"]
-    for span in spans:
-        assert span.status.status_code is trace.StatusCode.ERROR
-        assert told(span, "response.finish_reasons") == [("error",)]
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_span_of_a_server_has_the_names_of_http_and_is_red_if_the_server_has_failed(
+    tracing: Tracing, stream: bool
+) -> None:
+    sent: dict[str, int] = {}
+    async with asking({"refuses": ps.graph(refuses)}) as http:
+        for content in ERRORS:
+            body = {"model": "refuses", "messages": [{"role": "user", "content": content}], "stream": stream}
+            sent[content] = (await http.post("/v1/chat/completions", json=body)).status_code
+    statuses = {"late": 504, "full": 503, "broken": 500, "upstream": 502, "wrong": 400, "limited": 429, "good": 200}
+    assert sent == statuses
+    spans: list[Any] = [span for span in tracing.named("chat refuses") if span.kind is SpanKind.SERVER]
+    for span, (content, error) in zip(spans, ERRORS.items(), strict=True):
+        told_http = [span.attributes[f"http.{name}"] for name in ("request.method", "route", "response.status_code")]
+        assert [*told_http, span.attributes["url.path"]] == [
+            "POST", "/v1/chat/completions", statuses[content], "/v1/chat/completions"
+        ]  # fmt: skip
+        is_red = content in ("late", "full", "broken", "upstream")
+        assert span.status.status_code is (trace.StatusCode.ERROR if is_red else trace.StatusCode.UNSET)
+        assert [event.name for event in span.events] == ["exception"] * is_red
+        assert len(span.to_json()) < 50_000
+        if content != "good":
+            assert span.attributes["error.type"] == type(error).__qualname__
+            assert told(span, "response.finish_reasons") == [("error",)]
 
 
 async def test_arguments_that_are_no_json_stay_text_in_spans(tracing: Tracing) -> None:
