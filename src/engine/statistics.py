@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from ..telemetry.counters import ActorStatistics, Record, counted, less, name_of, share
+from ..telemetry.counters import ActorStatistics, Record, counted, full_inboxes, less, name_of, share
 from ..telemetry.logs import shown
 from ..telemetry.tables import Rendered, Table, count, significant
 from ..telemetry.text import printable
@@ -106,16 +106,13 @@ def find_bottleneck(actors: Iterable[ActorStatistics], elapsed_seconds: float | 
         actors: the nodes; the nodes of one graph are in topological order.
         elapsed_seconds: the time that the counters cover, in seconds; None if unknown: then the result is None, too.
     """
-    from ..insight.limits import full_inboxes
-
     if not elapsed_seconds:
         return None
     found = full_inboxes((actor, elapsed_seconds) for actor in actors)
-    most = max(found, key=lambda inbox: inbox.waiting, default=None)
-    if most is None:
+    if not found:
         return None
-    node = most.node
-    return Bottleneck(node.graph, node.node, most.waiting, most.busy_share, node.concurrency)
+    node, waiting, busy_share = max(found, key=lambda inbox: inbox[1])
+    return Bottleneck(node.graph, node.node, waiting, busy_share, node.concurrency)
 
 
 def _behind(waiting: str, key: str) -> str:

@@ -2,13 +2,12 @@
 
 import os
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from ..telemetry.counters import ActorStatistics, name_of
-from ..telemetry.profiling.records import Bound
+from ..telemetry.observation import LEAST_USED, Bound, full_inboxes, name_of
 from ..telemetry.tables import Rendered, Table, figure_cells, figure_columns, milliseconds, significant
 from ..telemetry.text import printable
 from .sums import POOLS, Evidence, Group, Holder, Name, NodeSum, ReaderSum, Sums, TimeBreakdown, WindowSum
@@ -21,9 +20,6 @@ Kind: TypeAlias = Literal[
     "places", "pool", "in_flight", "order", "inbox", "loop", "gil", "device", "compilation", "transfer", "reader",
     "source", "path", "callers", "nothing",
 ]  # fmt: skip
-
-# Places that are free for half of the time limit nothing: if the inbox before them was full, a burst filled it.
-LEAST_USED: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -173,47 +169,6 @@ def _most(node: NodeSum) -> tuple[Kind, float]:
     seconds: dict[Kind, float] = {"device": computes, "compilation": compiles, "transfer": transfers}
     kind = max(seconds, key=seconds.__getitem__)
     return kind, seconds[kind] / (sum(seconds.values()) or 1.0)
-
-
-# At least so many items must have waited for room, on average. With fewer, the inbox was full only now and then.
-_LEAST_WAITING: Final = 0.5
-
-
-class FullInbox(NamedTuple):
-    """A full inbox, whose node limits its graph.
-
-    Args:
-        node: the counters of the node.
-        waiting: how many items waited for room, on average.
-        busy_share: the share of the time for which the node's places were busy, from 0 to 1; None if not measured.
-    """
-
-    node: ActorStatistics
-    waiting: float
-    busy_share: float | None
-
-
-def full_inboxes(nodes: Iterable[tuple[ActorStatistics, float]]) -> list[FullInbox]:
-    """Return the node that limits each graph, from the counters that are always kept.
-
-    Backpressure fills all inboxes up to the slowest node. So the slowest node of a graph is the last one, in
-    topological order, with a full inbox. If that node is known to be idle for much of the time, the inbox was full
-    because of a burst.
-
-    Args:
-        nodes: the counters of each node, and the seconds that they cover; nodes of one graph in topological order.
-    """
-    found: dict[str, FullInbox] = {}
-    for node, seconds in nodes:
-        waiting = node.inbox.put_wait_seconds
-        if not seconds or waiting < _LEAST_WAITING * seconds:
-            continue
-        waiting /= seconds
-        is_known = node.busy_seconds is not None and node.concurrency is not None
-        share = (node.busy_seconds or 0.0) / seconds / (node.concurrency or 1) if is_known else None
-        if share is None or share >= LEAST_USED:
-            found[node.graph] = FullInbox(node, waiting, share)
-    return list(found.values())
 
 
 _MORE_IN_LOOP: Final = "have its loop work on more items at a time, or make it faster"

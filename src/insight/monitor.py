@@ -1,23 +1,66 @@
 """Monitor: snapshots of all scopes of the process, and the work of their nodes from one snapshot to the next."""
 
 import os
+from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import nsmallest
 from time import perf_counter, time
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from ..telemetry import logs
-from ..telemetry.counters import told
-from ..telemetry.profiling import collectors
-from ..telemetry.profiling.durations import LastMinute
-from ..telemetry.profiling.records import FailureLook, Host, ItemLook, NodeWork, ScopeSnapshot, StepContents, StuckLoop
+from ..telemetry import logs, observation
+from ..telemetry.observation import Durations, Host, ItemLook, ScopeSnapshot, StepContents, told
 from .limits import Verdict
 from .recording import Profile
 from .sums import Sums
 from .timeline import TimelineRecorder
-from .watching import OpenScopes, settled, snapshot_of
+from .watching import OpenScopes, StuckLoop, settled, snapshot_of
+
+
+class NodeWork(NamedTuple):
+    """The work of a node since the snapshot before, over all scopes of its graph.
+
+    Args:
+        runs_on: where it runs, as in its snapshot; empty if it did no work.
+        completed: how many items it finished with a result.
+        failed: how many items ended here with an error.
+        busy_share: the share of the time for which its places were taken; None if unknown.
+        device_share: the share of its busy time for which a device computed for it; None if unknown.
+        p50: the median time of its executions in the last minute, in seconds; None if none was timed.
+        p99: the 99th percentile of these times; None if fewer than 20 executions were timed.
+        timed: how many timed executions `p50` and `p99` rest on.
+    """
+
+    runs_on: str = ""
+    completed: int = 0
+    failed: int = 0
+    busy_share: float | None = 0.0
+    device_share: float | None = None
+    p50: float | None = None
+    p99: float | None = None
+    timed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FailureLook:
+    """Items that have failed in one node with one class of errors, among the newest failures of the process.
+
+    Attributes:
+        graph: the name of the graph.
+        node: the name of the node, as drawn; empty if no node has raised the error.
+        type: the class of the error.
+        count: how many of these items there are.
+        last: when the last of these items failed, in seconds since 1970.
+        message: the text of the last error, which may hold values of the item; empty unless asked for.
+    """
+
+    graph: str
+    node: str
+    type: str
+    count: int
+    last: float
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +106,7 @@ def snapshot() -> Snapshot:
     Returns:
         The snapshot. A `Monitor` also tells what happens between two snapshots.
     """
-    hosts = settled(lambda: collectors.hosts)
+    hosts = settled(lambda: observation.hosts)
     scopes = [snapshot_of(scope) for host in hosts for scope in settled(host.open_scopes)]
     return Snapshot(os.getpid(), tuple(scopes))
 
@@ -113,6 +156,51 @@ def _contents(hosts: Iterable[Host]) -> dict[Hashable, StepContents]:
     return found
 
 
+_MINUTE: Final = 60.0
+_PARTS: Final = 6
+# With fewer durations, the 99th percentile is unknown.
+_LEAST_FOR_P99: Final = 20
+
+
+class LastMinute:
+    """The durations of executions in the last minute, for many nodes, in parts of ten seconds."""
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[float, dict[tuple[str, str], Durations]]] = deque()
+        self._all: dict[tuple[str, str], Durations] = {}
+
+    def add(self, now: float, durations: Iterable[tuple[tuple[str, str], Durations]]) -> None:
+        """Add the durations since the last call, and remove durations older than a minute.
+
+        Args:
+            now: the time, in seconds.
+            durations: pairs of the graph and name of a node, and its durations.
+        """
+        if not self._parts or now - self._parts[-1][0] >= _MINUTE / _PARTS:
+            self._parts.append((now, {}))
+        newest = self._parts[-1][1]
+        for key, added in durations:
+            if added.count:
+                newest.setdefault(key, Durations()).merge(added)
+                self._all.setdefault(key, Durations()).merge(added)
+        while now - self._parts[0][0] >= _MINUTE:
+            for key, gone in self._parts.popleft()[1].items():
+                left = self._all.pop(key).since(gone)
+                if left.count:
+                    self._all[key] = left
+
+    def latencies(self) -> dict[tuple[str, str], tuple[float | None, float | None, int]]:
+        """Return, by graph and node, the median and the 99th percentile of its durations, and how many there are.
+
+        The times are in seconds; the 99th percentile is None with fewer than 20 durations.
+        """
+        return {node: _latency(every) for node, every in self._all.items()}
+
+
+def _latency(of: Durations) -> tuple[float | None, float | None, int]:
+    return of.quantile(0.5), of.quantile(0.99) if of.count >= _LEAST_FOR_P99 else None, round(of.count)
+
+
 _Limit: TypeAlias = tuple[str | None, str | None, str]  # graph, node and kind
 
 
@@ -136,7 +224,7 @@ class Monitor:
         self._verdict: Verdict | None = None
         # The limit since the last snapshot, and the limit that the verdict names.
         self._limits: tuple[_Limit | None, _Limit | None] = None, None
-        collectors.begin(self._scopes)
+        observation.begin(self._scopes)
 
     def snapshot(self, matching: str = "") -> Snapshot:
         """Take a snapshot.
@@ -148,7 +236,7 @@ class Monitor:
             The snapshot; the first snapshot has no `lately`.
         """
         now, before = perf_counter(), self._looked
-        hosts = settled(lambda: collectors.hosts)
+        hosts = settled(lambda: observation.hosts)
         scopes = tuple([one for host in hosts for _, one in self._scopes.look(host)])
         sums = self._scopes.taken()
         self._minute.add(now, [(name, node.timed.durations) for name, node in sums.nodes.items()])
@@ -199,16 +287,16 @@ class Monitor:
         Returns:
             The drawing; None if no open scope has it.
         """
-        scopes = [scope for host in settled(lambda: collectors.hosts) for scope in settled(host.open_scopes)]
+        scopes = [scope for host in settled(lambda: observation.hosts) for scope in settled(host.open_scopes)]
         found = [drawn[digest] for scope in scopes if digest in (drawn := scope.drawings())]
         return found[0][1] if found else None
 
     def close(self) -> None:
         """End the timing and the looks. A second call does nothing."""
         self.turns.stop()
-        if self._scopes not in collectors.running:
+        if self._scopes not in observation.running:
             return
-        collectors.end(self._scopes)
+        observation.end(self._scopes)
         if os.getpid() == self._process:  # in a process that was forked, a thread of the parent may hold the lock
             self._scopes.gil_watch.stop()
             self._scopes.end()

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 
-from ..telemetry.counters import SavedSnapshots
-from ..telemetry.profiling import collectors
-from ..telemetry.profiling.records import Execution, StepSnapshot
+from ..telemetry import observation
+from ..telemetry.observation import Execution, SavedSnapshots, StepSnapshot
 from ..telemetry.tables import (
     UNKNOWN,
     Column,
@@ -54,10 +53,10 @@ class _Recording(OpenScopes):
 
     def begin(self) -> None:
         """Begin to record: the engine reports to this object from now on."""
-        collectors.begin(self)
-        collectors.begin(self.timeline)
+        observation.begin(self)
+        observation.begin(self.timeline)
         self.gil_watch.start()
-        for host in settled(lambda: collectors.hosts):
+        for host in settled(lambda: observation.hosts):
             self.look(host)
 
     def end(self) -> None:
@@ -67,8 +66,8 @@ class _Recording(OpenScopes):
             try:
                 self._final = self.evidence()  # before reports end: it still reports executions for the timeline
             finally:
-                collectors.end(self)
-                collectors.end(self.timeline)
+                observation.end(self)
+                observation.end(self.timeline)
                 super().end()
             # An application may keep a profile, which must not keep scopes alive.
             self.taken()

@@ -7,8 +7,18 @@ from functools import cached_property
 from math import inf
 from typing import Final
 
-from ..telemetry.counters import ActorStatistics, SavedSnapshots, changed, counted
-from ..telemetry.profiling.records import Bound, Capacity, ScopeSnapshot, StepSnapshot, TimedReading, WindowLook
+from ..telemetry.observation import (
+    ActorStatistics,
+    Bound,
+    Capacity,
+    SavedSnapshots,
+    ScopeSnapshot,
+    StepSnapshot,
+    TimedReading,
+    WindowLook,
+    changed,
+    counted,
+)
 from ..telemetry.tables import milliseconds, significant
 from ..telemetry.text import printable
 

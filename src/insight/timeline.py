@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ..telemetry.profiling.collectors import Collector
-from ..telemetry.profiling.records import DeviceSlice, Execution
+from ..telemetry.observation import Collector, DeviceSlice, Execution
 
 
 def write_whole(path: "str | os.PathLike[str]", parts: Iterable[str]) -> None:

@@ -7,12 +7,10 @@ from functools import cached_property
 from math import inf
 from typing import Final
 
-from ..telemetry.counters import changed, name_of
-from ..telemetry.profiling.durations import NO_DEPTH
+from ..telemetry.observation import LEAST_USED, NO_DEPTH, changed, name_of
 from ..telemetry.tables import Rendered, Table, milliseconds, rate, significant
 from ..telemetry.text import printable
 from .limits import (
-    LEAST_USED,
     MOST_HEADROOM,
     SOONER,
     Limit,

@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, sqrt
 from time import clock_gettime, monotonic, perf_counter, sleep, thread_time
@@ -16,16 +16,16 @@ from types import FrameType
 from typing import Final, NamedTuple, TypeVar
 from weakref import ReferenceType, WeakSet, ref
 
-from ..telemetry.counters import SavedSnapshots
-from ..telemetry.profiling import collectors
-from ..telemetry.profiling.records import (
+from ..telemetry import observation
+from ..telemetry.observation import (
+    Collector,
     DeviceSlice,
     Host,
     ProfiledScope,
     ProfiledStream,
+    SavedSnapshots,
     ScopeSnapshot,
     StepSnapshot,
-    StuckLoop,
 )
 from .sums import EVENT_LOOP, Evidence, GilUse, Holder, ReaderSum, Sums, WindowSum
 
@@ -121,6 +121,21 @@ class Turns:
         loop.call_later(_PAUSE_SECONDS, self._offer, loop)
 
 
+@dataclass(frozen=True, slots=True)
+class StuckLoop:
+    """An event loop that has not answered for a second.
+
+    Attributes:
+        thread: the name of its thread.
+        seconds: for how long it has not answered.
+        stack: the calls of its thread, each as "file:line function", the outermost function first.
+    """
+
+    thread: str
+    seconds: float
+    stack: tuple[str, ...] = ()
+
+
 class _Since(NamedTuple):
     """The readings of a scope at the last look, or at its opening."""
 
@@ -130,7 +145,7 @@ class _Since(NamedTuple):
     activity: int | None = None
 
 
-class OpenScopes(collectors.Collector):
+class OpenScopes(Collector):
     """Turns the measuring of open scopes on, and adds up the work of these scopes and of the readers of open streams.
 
     Scopes are held weakly: the scope that the runs of a graph share is collected with the graph.
@@ -272,7 +287,7 @@ class OpenScopes(collectors.Collector):
             times = [now - self._ran[thread] for thread, now in ran.items() if thread in self._ran]
             if resets:
                 self._ran = ran
-                self.loop_threads &= {one.loop_thread for one in settled(lambda: collectors.hosts)}
+                self.loop_threads &= {one.loop_thread for one in settled(lambda: observation.hosts)}
         return max(times, default=None)
 
     def taken(self) -> Sums:
@@ -751,7 +766,7 @@ class GilWatch:
         Args:
             others: the names of the threads that may hold the GIL.
         """
-        before, nodes = _clocks(others), dict(collectors.node_of_thread)
+        before, nodes = _clocks(others), dict(observation.node_of_thread)
         asked = monotonic()
         sleep(_NAP_SECONDS)
         got = monotonic()
@@ -773,7 +788,7 @@ class GilWatch:
                 held[EVENT_LOOP] += seconds / total
                 continue
             no_node: tuple[Holder, float] = others[thread], 0.0
-            holder, since = collectors.node_of_thread.get(thread, no_node)
+            holder, since = observation.node_of_thread.get(thread, no_node)
             here = min(seconds, after[thread] - since)  # the thread may have begun with another node meanwhile
             held[holder] += here / total
             held[nodes.get(thread, no_node)[0]] += (seconds - here) / total

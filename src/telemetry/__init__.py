@@ -15,11 +15,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ..insight.limits import Verdict
-    from ..insight.monitor import Monitor, Snapshot, snapshot
+    from ..insight.monitor import FailureLook, Monitor, NodeWork, Snapshot, snapshot
     from ..insight.recording import Profile, profile
     from ..insight.sums import CriticalPath, NodeProfile
     from ..insight.timeline import DepthPoint, Slice, Timeline
     from ..insight.verdict import Prediction
+    from ..insight.watching import StuckLoop
     from ..studio.live.server import expose
     from .counters import Cuts
     from .exporting import setup
@@ -27,13 +28,10 @@ if TYPE_CHECKING:
         BodyPlace,
         Capacity,
         DeviceSlice,
-        FailureLook,
         ItemLook,
-        NodeWork,
         ScopeSnapshot,
         StepContents,
         StepSnapshot,
-        StuckLoop,
     )
     from .spans import continue_trace, continued
 else:
@@ -46,11 +44,11 @@ else:
             "..studio.live.server": "expose",
             "..insight.sums": "NodeProfile CriticalPath",
             "..insight.recording": "Profile profile",
-            ".profiling.records": "BodyPlace Capacity DeviceSlice FailureLook ItemLook NodeWork ScopeSnapshot "
-            "StepContents StepSnapshot StuckLoop",
-            "..insight.monitor": "Monitor Snapshot snapshot",
+            ".profiling.records": "BodyPlace Capacity DeviceSlice ItemLook ScopeSnapshot StepContents StepSnapshot",
+            "..insight.monitor": "FailureLook Monitor NodeWork Snapshot snapshot",
             "..insight.timeline": "DepthPoint Slice Timeline",
             "..insight.limits": "Verdict",
             "..insight.verdict": "Prediction",
+            "..insight.watching": "StuckLoop",
         },
     )

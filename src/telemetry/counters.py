@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, replace
 from operator import attrgetter
 from time import time
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from .tables import duration
 
@@ -306,6 +306,39 @@ def counted(now: ActorStatistics, before: ActorStatistics | None, less: Callable
     cache = less(now.cache, before.cache, *_CACHE_COUNTERS) if has_cache else None
     vars(done).update(inbox=less(now.inbox, before.inbox, *INBOX_COUNTERS), cache=cache)  # a new record
     return done
+
+
+# Places that are free for half of the time limit nothing: if the inbox before them was full, a burst filled it.
+LEAST_USED: Final = 0.5
+# At least so many items must have waited for room, on average. With fewer, the inbox was full only now and then.
+_LEAST_WAITING: Final = 0.5
+
+
+def full_inboxes(nodes: Iterable[tuple[ActorStatistics, float]]) -> list[tuple[ActorStatistics, float, float | None]]:
+    """Return the node that limits each graph, from the counters that are always kept.
+
+    Backpressure fills all inboxes up to the slowest node. So the slowest node of a graph is the last one, in
+    topological order, with a full inbox. If that node is known to be idle for much of the time, the inbox was full
+    because of a burst.
+
+    Args:
+        nodes: the counters of each node, and the seconds that they cover; nodes of one graph in topological order.
+
+    Returns:
+        The counters of each such node; how many items waited for room in its inbox, on average; and the share of the
+        time for which its places were busy, from 0 to 1, which is None if it is not measured.
+    """
+    found: dict[str, tuple[ActorStatistics, float, float | None]] = {}
+    for node, seconds in nodes:
+        waiting = node.inbox.put_wait_seconds
+        if not seconds or waiting < _LEAST_WAITING * seconds:
+            continue
+        waiting /= seconds
+        is_known = node.busy_seconds is not None and node.concurrency is not None
+        share = (node.busy_seconds or 0.0) / seconds / (node.concurrency or 1) if is_known else None
+        if share is None or share >= LEAST_USED:
+            found[node.graph] = node, waiting, share
+    return list(found.values())
 
 
 def _sums(records: Iterable[object], *names: str) -> dict[str, Any]:

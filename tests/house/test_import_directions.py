@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "telemetry": {"_public", "insight", "studio"},
     "actors": {"_errors", "telemetry", "workers"},
     "saving": {"_errors", "telemetry", "actors"},
-    "engine": {"_errors", "_public", "telemetry", "actors", "saving", "insight", "studio", "workers"},
+    "engine": {"_errors", "_public", "telemetry", "actors", "saving", "studio", "workers"},
     "devices": {"_errors", "_machine", "_public", "telemetry", "actors", "engine", "advice"},
     "advice": {"__init__", "studio", "_errors", "_machine", "_public", "telemetry", "actors", "engine", "devices"},
     "insight": {"telemetry", "studio"},

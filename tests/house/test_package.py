@@ -46,11 +46,10 @@ print(len(made), *sorted(sys.modules.keys() - before))
 """
 # Modules that few programs need, or that programs need only after a run.
 LATE = (
-    "penstock._cli", "penstock.actors.sampler", "penstock.advice", "penstock.devices",
-    "penstock.engine.drawing", "penstock.engine.service", "penstock.studio",
-    "penstock.telemetry.exporting", "penstock.insight.recording",
-    "penstock.insight.verdict", "penstock.telemetry.live", "penstock.telemetry.profiling.records", "penstock.testing",
-    "penstock.workers",
+    "penstock._cli", "penstock.actors.sampler", "penstock.advice", "penstock.devices", "penstock.engine.drawing",
+    "penstock.engine.service", "penstock.insight", "penstock.studio", "penstock.telemetry.exporting",
+    "penstock.telemetry.live", "penstock.telemetry.observation", "penstock.telemetry.profiling.records",
+    "penstock.testing", "penstock.workers",
     "importlib.metadata", "multiprocessing", "random", "structlog", "sysconfig", "unicodedata", "zipfile",
 )  # fmt: skip
 

@@ -255,30 +255,6 @@ class ItemLook:
     step: str = ""
 
 
-class NodeWork(NamedTuple):
-    """The work of a node since the snapshot before, over all scopes of its graph.
-
-    Args:
-        runs_on: where it runs, as in its snapshot; empty if it did no work.
-        completed: how many items it finished with a result.
-        failed: how many items ended here with an error.
-        busy_share: the share of the time for which its places were taken; None if unknown.
-        device_share: the share of its busy time for which a device computed for it; None if unknown.
-        p50: the median time of its executions in the last minute, in seconds; None if none was timed.
-        p99: the 99th percentile of these times; None if fewer than 20 executions were timed.
-        timed: how many timed executions `p50` and `p99` rest on.
-    """
-
-    runs_on: str = ""
-    completed: int = 0
-    failed: int = 0
-    busy_share: float | None = 0.0
-    device_share: float | None = None
-    p50: float | None = None
-    p99: float | None = None
-    timed: int = 0
-
-
 class StepContents(NamedTuple):
     """The items and values that one step holds now.
 
@@ -301,42 +277,6 @@ class StepContents(NamedTuple):
     ) -> "StepContents":
         """Return the sum."""
         return StepContents(*map(add, self, (working, blocked, buffered, capacity, values)))
-
-
-@dataclass(frozen=True, slots=True)
-class FailureLook:
-    """Items that have failed in one node with one class of errors, among the newest failures of the process.
-
-    Attributes:
-        graph: the name of the graph.
-        node: the name of the node, as drawn; empty if no node has raised the error.
-        type: the class of the error.
-        count: how many of these items there are.
-        last: when the last of these items failed, in seconds since 1970.
-        message: the text of the last error, which may hold values of the item; empty unless asked for.
-    """
-
-    graph: str
-    node: str
-    type: str
-    count: int
-    last: float
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StuckLoop:
-    """An event loop that has not answered for a second.
-
-    Attributes:
-        thread: the name of its thread.
-        seconds: for how long it has not answered.
-        stack: the calls of its thread, each as "file:line function", the outermost function first.
-    """
-
-    thread: str
-    seconds: float
-    stack: tuple[str, ...] = ()
 
 
 class ProfiledScope(Protocol):
