@@ -3,19 +3,17 @@
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
 from functools import partial
 from time import perf_counter
-from types import CoroutineType, GeneratorType, coroutine
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from .._errors import Interrupted, NodeTimeoutError, add_note
 from ..telemetry import logs, names, spans
 from .accepted import check
 from .accepted import number as number_of
-from .chains import WATCHED, watched
 from .current import Handling, source
 from .execution import (
     LOST,
@@ -84,15 +82,15 @@ def _one_attempt(seconds: float | None, other: Bound | None) -> Run:
         position = attempt._member.position
         try:
             if seconds is None:
-                return await _work(bound, attempt)
-            if attempt._rest is None:  # otherwise the first step was made, and the deadline is known
-                position.attempt_deadline = attempt._member.group.loop.time() + seconds
+                return await bound.run(attempt)
             if bound.begins_later:
                 position.attempt_deadline, attempt._given = None, perf_counter()
+            else:
+                position.attempt_deadline = attempt._member.group.loop.time() + seconds
             timer = position.timeout = asyncio.timeout_at(position.attempt_deadline)
             try:
                 async with timer:
-                    return await _work(bound, attempt)
+                    return await bound.run(attempt)
             except TimeoutError as error:
                 if not timer.expired():
                     raise
@@ -120,11 +118,6 @@ def _one_attempt(seconds: float | None, other: Bound | None) -> Run:
                 await end_calls(position)
 
     return run
-
-
-def _work(bound: Bound, attempt: Attempt) -> Awaitable[Any]:
-    rest, attempt._rest = attempt._rest, None
-    return bound.run(attempt) if rest is None else rest
 
 
 def _note_failure(attempt: Attempt) -> None:
@@ -409,85 +402,6 @@ def within_handlers(invoke: "Invoke") -> "Invoke":
     return within
 
 
-def invoking_at_once(run: Run, hedge_budget: "HedgeBudget | None", *, remembers: bool) -> "Invoke":
-    """Return a function that runs an `async def` node with a policy, and makes timer and layers only at the first wait.
-
-    A timer and the layers of the stack cost ten times as much as a hop, and a handler that ends at once needs neither.
-    So the first step of the handler is made here, and the stack gets the rest of the attempt.
-
-    Args:
-        run: the stack of the step.
-        hedge_budget: counts the calls of a hedged node.
-        remembers: whether the handler starts tasks, which have to know the item.
-    """
-
-    async def invoke_at_once(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
-        args, kwargs = actor.arguments(frame.values)
-        if frame.span is not None:
-            value = await traced(run, Attempt(worker, actor, frame, args, kwargs))
-            worker.attempt = 1
-            return value
-        task, seconds = worker.task, actor.policy.timeout_seconds
-        assert task is not None
-        undisturbed, began = task.cancelling(), perf_counter()
-        if seconds is not None:
-            worker.attempt_deadline = worker.group.loop.time() + seconds
-        if hedge_budget is not None:
-            hedge_budget.called()
-        if remembers:
-            worker.remember()
-        rest: Awaitable[Any]
-        try:
-            work: Any = actor.fn(*args, **kwargs)
-            if actor.completed < WATCHED and work.__class__ is CoroutineType:
-                work = watched(actor.watch, work)
-            # A result that is not a coroutine comes from a function that is only marked as an `async def`.
-            is_coroutine = work.__class__ is CoroutineType or work.__class__ is GeneratorType
-            rest = _resume(work, work.send(None)) if is_coroutine else work
-        except StopIteration as stop:
-            worker.attempt_deadline = None
-            if worker.calls is not None:
-                await end_calls(worker)
-            count_execution(actor, began, frame)
-            return stop.value
-        except BaseException as error:  # noqa: BLE001 - the stack handles the error, as if the stack had made the step
-            rest = _failed(error)
-        attempt = Attempt(worker, actor, frame, args, kwargs)
-        attempt._undisturbed, attempt._began, attempt._rest = undisturbed, began, rest
-        value = await run(attempt)
-        worker.attempt = 1
-        return value
-
-    return invoke_at_once
-
-
-@coroutine
-def _resume(work: "CoroutineType[Any, Any, Any]", waits_for: Any) -> Generator[Any, Any, Any]:
-    """Await a coroutine whose first step was made; since then, the coroutine waits for `waits_for`."""
-    while True:
-        try:
-            yield waits_for
-            break
-        except GeneratorExit:
-            work.close()
-            raise
-        except BaseException as error:  # noqa: BLE001 - passed on to the coroutine
-            waits_for = None  # breaks a cycle, as in `watched`
-            try:
-                waits_for = work.throw(error)
-            except StopIteration as stop:
-                return stop.value
-    waits_for = None
-    return (yield from cast("Generator[Any, Any, Any]", work))
-
-
-async def _failed(error: BaseException) -> NoReturn:
-    try:
-        raise error
-    finally:
-        del error  # breaks a cycle: the traceback of the error refers to this frame
-
-
 # Hedging: a second attempt begins beside a slow first attempt, and the first result of the two counts.
 
 
@@ -524,12 +438,9 @@ def hedged(after_seconds: float, budget: HedgeBudget) -> Around:
         begin = partial(_Second, run)
 
         async def attempts(attempt: Attempt) -> Any:
-            elapsed_seconds = 0.0
-            if attempt._rest is not None:  # the first step was made, and the call counted, before the layers
-                elapsed_seconds = perf_counter() - attempt._began
-            elif attempt._member.position.attempt == 1:
+            if attempt._member.position.attempt == 1:
                 budget.called()
-            async with Race(attempt, after_seconds - elapsed_seconds, budget, begin) as race:
+            async with Race(attempt, after_seconds, budget, begin) as race:
                 value = await run(attempt)
                 if not race.has_won:
                     return value

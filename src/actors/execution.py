@@ -204,7 +204,7 @@ class Attempt:
     """
 
     __slots__ = (
-        "_actor", "_began", "_frame", "_given", "_member", "_readers", "_rest", "_undisturbed", "args",
+        "_actor", "_began", "_frame", "_given", "_member", "_readers", "_undisturbed", "args",
         "kwargs",
     )  # fmt: skip
 
@@ -227,7 +227,6 @@ class Attempt:
         self._undisturbed = task.cancelling()  # before the first attempt
         # when the first attempt began; when this attempt was given to its execution
         self._began = self._given = perf_counter()
-        self._rest: Awaitable[Any] | None = None  # the rest of a first attempt whose first step was made already
         self._readers = readers  # the readers of the streams that the step reads
         member.position.attempt = 1
 

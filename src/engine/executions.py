@@ -9,11 +9,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..actors import attempts
-from ..actors.attempts import HedgeBudget, hedged
+from ..actors.attempts import hedged
 from ..actors.batching import Batch, ThreadBatcher, results_of
 from ..actors.chains import watched
 from ..actors.current import starts_tasks
-from ..actors.execution import ASYNC, GENERAL, INLINE, Around, Bound, Run, invoke_plain
+from ..actors.execution import ASYNC, GENERAL, INLINE, Around, Bound, invoke_plain
 from ..actors.executions import Inline, InOwnLoop, InProcess, InThread, OnLoop, StartsTasks
 from ..actors.generators import Opening, fail_over, hedged_stream, staying_inside, values_of
 from ..actors.loop_host import LoopHost, OwnsLoop
@@ -83,16 +83,12 @@ class OnTheLoop(Execution):
 
         return in_steps if is_async(fn) else inline
 
-    def _directly(self, actor: NodeActor, run: Run, hedge_budget: HedgeBudget | None) -> None:
-        """Let workers themselves call a plain `def`, or await an `async def`, if the node has no policy."""
-        is_plain, starts_others = bool(actor.bound._links), isinstance(actor.bound, StartsTasks)
-        if actor.policy.is_once and not starts_others:
-            actor.mode = INLINE if is_plain else ASYNC
-            actor.invoke = attempts.invoking(run) if is_plain else invoke_plain
-        elif is_plain:
-            actor.invoke = attempts.invoking(run)
-        else:
-            actor.invoke = attempts.invoking_at_once(run, hedge_budget, remembers=starts_others)
+    def _directly(self, actor: NodeActor) -> None:
+        """Let workers themselves call a plain `def`, or await an `async def` that starts no tasks."""
+        if actor.bound._links:
+            actor.mode = INLINE
+        elif not isinstance(actor.bound, StartsTasks):
+            actor.mode, actor.invoke = ASYNC, invoke_plain
 
 
 class InThreads(Execution):
@@ -299,7 +295,6 @@ def wire(execution: Execution, site: Site, actor: NodeActor) -> None:
     if site.node.gives_stream:
         _open(execution, site, actor)
         return
-    budget = None
     around: tuple[Around, ...] = () if policy.discard is None else (attempts.noting_results,)
     if gate is not None:
         around += (attempts.through_gate(gate),)
@@ -309,10 +304,9 @@ def wire(execution: Execution, site: Site, actor: NodeActor) -> None:
         around += (hedged(policy.hedge.after_seconds, budget),)
     failover = None if site._failover is None else failing_over(*site._failover)
     run = attempts.compose(policy, around, failover)
-    if gate is None and not streams and not policy.ordered and policy.discard is None:
-        execution._directly(actor, run, budget)
-    else:
-        actor.invoke = attempts.invoking(run, streams)
+    actor.invoke = attempts.invoking(run, streams)
+    if gate is None and not streams and policy.is_once and not policy.ordered and policy.discard is None:
+        execution._directly(actor)
     # a handler that reads a stream waits for other handlers, which need places
     if site.scope._counts_handlers and not streams:
         count_handlers(actor)

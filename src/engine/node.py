@@ -31,7 +31,6 @@ from typing import (
 from weakref import WeakValueDictionary
 
 from .._errors import GraphTraceError, OptionsError, PlanError
-from ..actors import attempts
 from ..actors.accepted import NAME, OptionRule, check, refuse_unknown
 from ..actors.current import source
 from ..actors.execution import Bound
@@ -46,9 +45,7 @@ from .tracing.template import Read, reads
 from .tracing.tracer import Trace, Tracer, active
 
 if TYPE_CHECKING:
-    from ..actors.attempts import HedgeBudget
     from ..actors.batching import Batch
-    from ..actors.execution import Run
     from ..actors.loop_host import OwnsLoop, RestartGate
     from ..actors.node_actor import NodeActor
     from ..actors.threads import ThreadShare
@@ -222,17 +219,9 @@ class Execution:
 
         return Batcher(self.bind_batch(fn, name, scope), batch, most, name)
 
-    def _directly(self, actor: "NodeActor", run: "Run", hedge_budget: "HedgeBudget | None") -> None:
-        """Have workers run a step in the quickest way. The step has no gate, reads no stream, and needs no order.
-
-        Args:
-            actor: the step.
-            run: runs the step with its policy.
-            hedge_budget: counts the calls of a hedged step.
-        """
-        actor.invoke = attempts.invoking(run)
-        if actor.policy.is_once:
-            actor.begin = actor.bound._begin
+    def _directly(self, actor: "NodeActor") -> None:
+        """Have workers run a step in the quickest way; the step has no policy, no gate, no stream and no order."""
+        actor.begin = actor.bound._begin
 
     def _check_reload(self, old: Any, new: Any) -> None:
         """Raise if a node cannot take the new value of a resource in place of the old one.

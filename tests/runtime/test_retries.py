@@ -147,18 +147,6 @@ async def run(fn: Any, **policy: Any) -> Any:
     return await engine.run(ps.graph(ps.node(**policy)(fn)))
 
 
-@pytest.mark.parametrize("policy", [{"timeout_seconds": 60.0}, {"retry": ps.Retry(2)}, {"fallback": repr}])
-async def test_a_node_that_never_waits_takes_no_timer(policy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(when: float | None) -> Any:
-        raise AssertionError("a timer was set")
-
-    async def fine() -> int:
-        return 1
-
-    monkeypatch.setattr(asyncio, "timeout_at", refuse)
-    assert await run(fine, **policy) == 1
-
-
 async def test_the_deadline_of_an_attempt_is_known_before_it_waits() -> None:
     async def remaining() -> list[float | None]:
         first = ps.current().remaining_seconds()
