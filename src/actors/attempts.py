@@ -79,7 +79,7 @@ def _one_attempt(seconds: float | None, other: Bound | None) -> Run:
 
     async def run(attempt: Attempt) -> Any:
         bound = attempt._actor.bound if other is None else other
-        position = attempt._member.position
+        position = attempt._position
         try:
             if seconds is None:
                 return await bound.run(attempt)
@@ -180,7 +180,7 @@ _TOLD_AGAIN_SECONDS: Final = 60.0
 
 def handled(attempt: Attempt, how: str, error: BaseException) -> None:
     """Log an error that the policy of a node has handled: one line a minute for each node, with the count since."""
-    actor, now = attempt._actor, attempt._frame.group.loop.time()
+    actor, now = attempt._actor, attempt._member.group.loop.time()
     key = actor.graph, actor.name, how
     told_at, count = _told.get(key, (math.inf, 0))
     if 0 <= now - told_at < _TOLD_AGAIN_SECONDS:
@@ -216,13 +216,14 @@ def _retried(run: Run, retry: Retry) -> Run:
                         spans.attempt_failed(actor.name, position.attempt, began, error, pause)
                     if since is None:
                         since = member.group.loop.time()
-                    actor.counted().in_retry[attempt] = member.group.loop.time, since, type(error).__qualname__
+                    actor.counts.in_retry[attempt] = member.group.loop.time, since, type(error).__qualname__
                     handled(attempt, "retry", error)
                 # Also without a pause: attempts that fail at once would keep the loop from other tasks and timers.
                 await asyncio.sleep(pause)
-                await outside_call_ended(member)  # a thread whose attempt timed out holds the place until it returns
+                if member.outside_call is not None:  # a thread whose attempt timed out holds the place until it returns
+                    await outside_call_ended(member)
                 position.attempt += 1
-                actor.counted().retried += 1
+                actor.counts.retried += 1
                 if attempt._frame.span is not None:
                     began = perf_counter()
                     spans.happened(names.ATTEMPT, actor.name, None, **{names.ATTEMPT: position.attempt})
@@ -237,11 +238,11 @@ def _pause_seconds(retry: Retry, attempt: Attempt, error: Exception) -> float | 
     """Return the pause before another attempt, in seconds; None if there is no further attempt."""
     if attempt._frame.state != "running":
         return None  # the item was cancelled, and the handler has raised another error then
-    number = attempt._member.position.attempt
+    number = attempt._position.attempt
     is_last = retry.attempts is not None and number >= retry.attempts
     if is_last or attempt._actor.bound._is_stopped:
         return None
-    if any(reader.buffer.position for reader in attempt._readers):
+    if attempt._readers and any(reader.buffer.position for reader in attempt._readers):
         return None  # the values read from a stream are gone: another attempt would miss these values
     pause = pause_after(retry, error, number)
     if pause is None:
@@ -294,7 +295,7 @@ def _or_instead(run: Run, substitute: Callable[[Attempt, Exception], Awaitable[A
 
 def _failing_over(failover: Failover) -> Callable[[Attempt, Exception], Awaitable[Any]]:
     async def fail_over(attempt: Attempt, error: Exception) -> Any:
-        actor, frame, position = attempt._actor, attempt._frame, attempt._member.position
+        actor, frame, position = attempt._actor, attempt._frame, attempt._position
         actor.counted().failed_over += 1
         if frame.span is not None:
             spans.happened(names.FAILOVER, actor.name, error)
@@ -325,9 +326,9 @@ def _counted(run: Run) -> Run:
         try:
             return await run(attempt)
         finally:
-            attempt._member.position.attempt_deadline = None
+            attempt._position.attempt_deadline = None
             leave_outside_call(attempt._member, attempt._actor, attempt._frame)
-            count_execution(attempt._actor, attempt._began, attempt._frame, attempt._member.position)
+            count_execution(attempt._actor, attempt._began, attempt._frame, attempt._position)
 
     return execution
 
@@ -359,7 +360,7 @@ def invoking(run: Run, streams: Sequence[int] = ()) -> "Invoke":
         for reader in readers:
             reader.buffer.read_by = worker, readers
         try:
-            attempt = Attempt(worker, actor, frame, *actor.arguments(frame.values), readers)
+            attempt = Attempt(worker, actor, frame, readers)
             value = await (run(attempt) if frame.span is None else traced(run, attempt))
             worker.attempt = 1  # reset here, because a node without a policy does not set it
             return value
@@ -438,7 +439,7 @@ def hedged(after_seconds: float, budget: HedgeBudget) -> Around:
         begin = partial(_Second, run)
 
         async def attempts(attempt: Attempt) -> Any:
-            if attempt._member.position.attempt == 1:
+            if attempt._position.attempt == 1:
                 budget.called()
             async with Race(attempt, after_seconds, budget, begin) as race:
                 value = await run(attempt)
@@ -564,8 +565,8 @@ class _Second(MemberTask):
         first, position, actor = race.first, self.position, self._actor
         frame, position.task = first._frame, self.task
         try:
-            second = Attempt(self, actor, frame, *actor.arguments(frame.values))
-            position.attempt = first._member.position.attempt
+            second = Attempt(self, actor, frame)
+            position.attempt = first._position.attempt
             async with self.group.handlers or nullcontext():
                 value = await run(second)
             if race.wins():

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
@@ -204,7 +204,7 @@ class Attempt:
     """
 
     __slots__ = (
-        "_actor", "_began", "_frame", "_given", "_member", "_readers", "_undisturbed", "args",
+        "_actor", "_began", "_frame", "_given", "_member", "_position", "_readers", "_undisturbed", "args",
         "kwargs",
     )  # fmt: skip
 
@@ -213,32 +213,35 @@ class Attempt:
         member: "Member",
         actor: "NodeActor",
         frame: Frame,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        readers: "Iterable[Reader[Any]]" = (),
+        readers: "Sequence[Reader[Any]]" = (),
+        given: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
     ) -> None:
-        task = member.task
+        task, values = member.task, frame.values
         assert task is not None
-        self.args = args
-        self.kwargs = kwargs
+        if given is not None:
+            self.args, self.kwargs = given
+        else:  # as `NodeActor.arguments`
+            self.args = (values[actor.slot],) if actor.slot >= 0 else actor.args_of(values)
+            self.kwargs = {} if actor.kwargs_of is None else actor.kwargs_of(values)
         self._member = member  # the worker, or the task of a generator or of a second attempt
+        self._position = member.position
         self._actor = actor  # the call site
         self._frame = frame
         self._undisturbed = task.cancelling()  # before the first attempt
         # when the first attempt began; when this attempt was given to its execution
         self._began = self._given = perf_counter()
         self._readers = readers  # the readers of the streams that the step reads
-        member.position.attempt = 1
+        self._position.attempt = 1
 
     @property
     def info(self) -> ItemInfo:
         """The item, the node and the attempt, as `penstock.current()` returns them; the object pickles."""
-        return Handling(self._member.position, self._frame, self._actor).info()
+        return Handling(self._position, self._frame, self._actor).info()
 
     @property
     def deadline(self) -> float | None:
         """When the call and the attempt must have ended, on the clock of the event loop; None without a deadline."""
-        found = [at for at in (self._frame.deadline, self._member.position.attempt_deadline) if at is not None]
+        found = [at for at in (self._frame.deadline, self._position.attempt_deadline) if at is not None]
         return min(found, default=None)
 
     @property
@@ -258,8 +261,8 @@ class Attempt:
                 since `Bound.run` got the attempt.
         """
         if waited_seconds is None:
-            waited_seconds = self._member.position.waited_seconds + perf_counter() - self._given
-        position, seconds = self._member.position, self._actor.policy.timeout_seconds
+            waited_seconds = self._position.waited_seconds + perf_counter() - self._given
+        position, seconds = self._position, self._actor.policy.timeout_seconds
         timer = position.timeout
         position.waited_seconds = waited_seconds
         if timer is not None and seconds is not None and self._member.cut is None:

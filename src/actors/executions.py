@@ -66,7 +66,7 @@ class StartsTasks(OnLoop):
 
     def run(self, attempt: Attempt) -> Awaitable[Any]:
         """Return the coroutine."""
-        attempt._member.position.remember()
+        attempt._position.remember()
         return super().run(attempt)
 
 

@@ -211,7 +211,7 @@ class GeneratorTask(MemberTask):
             if buffer.abandoned or buffer.ended:
                 await close_stream(self.given)
                 return
-            iterator, first = await self._first(Attempt(self, self._actor, self._frame, (), {}, self.readers))
+            iterator, first = await self._first(Attempt(self, self._actor, self._frame, self.readers, ((), {})))
             if self._frame.span is not None and first is not _END:
                 spans.happened(names.FIRST_VALUE, self._actor.name)
             buffer = self.buffer  # by now, a second attempt fills the buffer of the first, and a lost attempt its own
@@ -237,7 +237,7 @@ class GeneratorTask(MemberTask):
     def _fail(self, error: BaseException) -> None:
         frame, actor, buffer = self._frame, self._actor, self.buffer
         if self._is_second and isinstance(error, Exception):
-            handled(Attempt(self, actor, frame, (), {}), "hedge", error)  # the first attempt decides
+            handled(Attempt(self, actor, frame, (), ((), {})), "hedge", error)  # the first attempt decides
             return
         actor.failed += 1
         if frame.state != "running" or not isinstance(error, Exception):
@@ -320,7 +320,7 @@ def hedged_stream(after_seconds: float, budget: HedgeBudget) -> Around:
 
     def around(run: Run) -> Run:
         async def attempts(attempt: Attempt) -> Any:
-            if attempt._member.position.attempt == 1:
+            if attempt._position.attempt == 1:
                 budget.called()
             async with Race(attempt, after_seconds, budget, begin_second):
                 return await run(attempt)

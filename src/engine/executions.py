@@ -292,6 +292,8 @@ def _check_plain(node: Node[..., Any], name: str) -> None:
 def wire(execution: Execution, site: Site, actor: NodeActor) -> None:
     """Make an actor run the steps of a node with the policy of the node, which is composed here."""
     policy, streams, gate = site.node.policy, site._unit.streams, site._gate
+    if policy.retry is not None:
+        actor.counted()
     if site.node.gives_stream:
         _open(execution, site, actor)
         return

@@ -41,6 +41,7 @@ class Recorder:
     """
 
     def __init__(self) -> None:
+        self.calls = 0  # of functions, and resumptions of coroutines
         self._is_on = False
         self._passed: dict[str, dict[str, None]] = {}
 
@@ -71,6 +72,7 @@ class Recorder:
         if self._is_on and event == "call" and file.startswith(SOURCE):
             files = self._passed.setdefault(threading.current_thread().name, {})
             files.setdefault(file.removeprefix(SOURCE))
+            self.calls += 1
 
 
 @ps.node
@@ -82,6 +84,11 @@ async def fetch(url: str) -> str:
 @ps.node
 async def count(page: str) -> int:
     return len(page)
+
+
+@ps.node
+async def passed_on(page: str) -> str:
+    return page
 
 
 @ps.graph
@@ -124,6 +131,30 @@ async def call_of_a_deployment(recorder: Recorder) -> list[list[str]]:
     async with engine.deploy(measure) as service:
         for _ in range(WARMING_CALLS):
             await service("first")
+        recorder.begin()
+        await service("second")
+        return recorder.end()
+
+
+async def call_whose_first_attempt_fails(recorder: Recorder) -> list[list[str]]:
+    fails: list[str] = []
+
+    @ps.node(retry=ps.Retry(attempts=2, backoff_seconds=0))
+    async def ask(question: str) -> str:
+        if fails:
+            raise LookupError(fails.pop())
+        await asyncio.sleep(0)
+        return question
+
+    @ps.graph
+    async def asked(question: str) -> int:
+        return await count(await passed_on(await ask(question)))
+
+    async with engine.deploy(asked) as service:
+        for number in range(WARMING_CALLS):
+            fails[:] = ["known"] * (number == 0)
+            await service("first")
+        fails.append("again")
         recorder.begin()
         await service("second")
         return recorder.end()
@@ -173,6 +204,7 @@ async def exception_with_policies(recorder: Recorder) -> list[list[str]]:
 TOURS = {
     "One item through a stream": item_through_a_stream,
     "One call through a deployment": call_of_a_deployment,
+    "One call whose first attempt fails": call_whose_first_attempt_fails,
     "One array through a batched device node": array_through_a_device,
     "One exception with retry, hedge and cache": exception_with_policies,
 }
@@ -197,6 +229,15 @@ async def test_a_tour_passes_the_files_that_a_recorded_call_passes(title: str) -
         found = await TOURS[title](recorder)
     difference = "\n".join(difflib.ndiff(shown(written(title)).splitlines(), shown(found).splitlines()))
     assert written(title) == found, f'change this in {PAGE.name}, under "{title}":\n\n{difference}'
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_a_call_whose_first_attempt_fails_takes_few_function_calls() -> None:
+    recorder = Recorder()
+    with recorder.watching():
+        (files,) = await call_whose_first_attempt_fails(recorder)
+    assert len(files) <= 11
+    assert recorder.calls <= 55
 
 
 # --- Tables ---
