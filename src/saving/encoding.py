@@ -34,6 +34,10 @@ _LONG_NUMBER: Final = 1 << 10_000
 _NEVER_SHARED: Final = (tuple, frozenset, bytes, complex, enum.Enum)
 # Longer bytes are kept beside the arrays: in JSON they would take a third more.
 _MOST_INLINE_BYTES: Final = 256
+# What is longer than this is cut into parts, if the caller has said how.
+_MOST_ITEMS: Final = 16
+_MOST_CHARACTERS: Final = 4 << 10
+_MOST_BYTES: Final = 256 << 10
 
 # The dtypes that safetensors reads back into NumPy, by their name in NumPy.
 _SAFETENSORS: Final = {
@@ -49,6 +53,9 @@ _WRITTEN: Final = {
     "decimal.Decimal": "decimal:Decimal",
     "uuid.UUID": "uuid:UUID",
 }
+
+# See `cut` of `encode`.
+Cut: TypeAlias = Callable[[Callable[[], str], str, Any, Callable[[int], "Encoded"]], Any]
 
 # The depth of a value, the path of the value that contains it, and the last part of its path: the format to write the
 # part with, and the part.
@@ -107,6 +114,7 @@ def encode(
     exact: bool = False,
     splits: bool = True,
     copies: dict[int, tuple[Any, Any]] | None = None,
+    cut: Cut | None = None,
 ) -> Encoded:
     """Encode a value. `decode` returns an equal value with the same types.
 
@@ -126,11 +134,15 @@ def encode(
         splits: whether arrays of JAX may be split over several devices.
         copies: arrays that were copied before and have not changed since, each with its copy, by the id of the array.
             These copies are used again. Afterwards the dict has the arrays of this value.
+        cut: cuts lists and dicts of over 16 items, text of over 4,096 characters, and bytes and arrays of over 256 KiB
+            into parts. It is called with a function that returns the path of the value; "list", "dict", "text" or
+            "bytes"; the items (of a dict, keys and values alternate), the text or the bytes; and a function that
+            encodes the item of a number. It returns JSON that stands for the value. Not with `exact=True`.
 
     Raises:
         NotStorable: the value, or a part of it, cannot be encoded; the message names its path and type.
     """
-    encoder = _Encoder(copy, exact, splits, copies or {})
+    encoder = _Encoder(copy, exact, splits, copies or {}, cut)
     structure = encoder.value(value, (0, None, name, None))
     if copies is not None:
         copies.clear()
@@ -139,7 +151,7 @@ def encode(
     return Encoded(structure, encoder.arrays, encoder.copied_bytes)
 
 
-def decode(encoded: Encoded, template: object = None) -> Any:
+def decode(encoded: Encoded, template: object = None, *, joined: Callable[[Any], Any] | None = None) -> Any:
     """Return the value that was encoded.
 
     Args:
@@ -148,12 +160,13 @@ def decode(encoded: Encoded, template: object = None) -> Any:
             sharding comes back. Other arrays of JAX come back on the devices where they were put, if these were stored
             and are here, otherwise on the default device. Without a template, and where JAX is not loaded, arrays of
             JAX come back as arrays of NumPy.
+        joined: returns the value for which `cut` has made this JSON.
 
     Raises:
         CheckpointError: a class is gone, or has other fields or another `__version__`.
         MissingExtraError: there are arrays, and NumPy is not installed.
     """
-    return _Decoder(encoded, template).value(encoded.structure)
+    return _Decoder(encoded, template, joined).value(encoded.structure)
 
 
 # Cycles were refused before; to look for them again would take a third longer.
@@ -348,10 +361,12 @@ class _Encoder:
     exact: bool = False
     splits: bool = True
     known: Mapping[int, tuple[Any, Any]] = field(default_factory=dict[int, tuple[Any, Any]])
+    cut: Cut | None = None
 
     def __post_init__(self) -> None:
         self.copies: dict[int, tuple[Any, Any]] = {}
         self.copied_bytes = 0
+        self._most_characters = sys.maxsize if self.cut is None else _MOST_CHARACTERS
         self.arrays: dict[str, Any] = {}
         self.on_devices: dict[str, Any] = {}  # the arrays of JAX
         self.again: set[int] = set()  # ids of the structures of objects that were met more than once
@@ -361,9 +376,8 @@ class _Encoder:
     def value(self, value: Any, path: _Path) -> Any:
         cls = cast("Any", type(value))
         if cls is str:
-            # JSON would join two lone surrogates into one character.
-            as_it_is = value.isascii() or is_text(value)
-            return value if as_it_is else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
+            is_short = len(value) <= self._most_characters
+            return value if is_short and value.isascii() else self._text(value, path)
         if cls is int:
             return value if -_LONG_NUMBER < value < _LONG_NUMBER else {"$int": hex(value)}
         if cls is bool or value is None:
@@ -386,6 +400,11 @@ class _Encoder:
         self.again.add(id(met))
         return met
 
+    def _text(self, value: str, path: _Path) -> Any:
+        if not is_text(value):  # JSON would join two lone surrogates into one character
+            return {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
+        return value if len(value) <= self._most_characters else self._cut(path, "text", value)
+
     def _compound(self, value: Any, path: _Path) -> Any:
         cls = cast("Any", type(value))
         if cls is list:
@@ -395,7 +414,8 @@ class _Encoder:
         if cls is tuple:
             return {"$tuple": self._items(value, path)}
         if cls in (set, frozenset):  # sorted by JSON, an order that does not depend on the process
-            return {f"${cls.__name__}": sorted(self._items(value, path), key=json_text)}
+            members = [self.value(one, (path[0] + 1, path, "[{}]", number)) for number, one in enumerate(value)]
+            return {f"${cls.__name__}": sorted(members, key=json_text)}
         if cls in (bytes, bytearray):
             long = len(value) > _MOST_INLINE_BYTES
             return {f"${cls.__name__}": [self._apart(bytes(value), path)] if long else _base64(value)}
@@ -403,11 +423,28 @@ class _Encoder:
             return {"$complex": [self.value(value.real, path), self.value(value.imag, path)]}
         return self._array(value, path) or self._instance(value, path) or _written(value) or _refuse(value, path)
 
-    def _items(self, values: Any, path: _Path) -> list[Any]:
+    def _items(self, values: Any, path: _Path) -> Any:
+        if self.cut is not None and len(values) > _MOST_ITEMS:
+            return self._cut(path, "list", list(values))
         below, encode_one = path[0] + 1, self.value
         return [encode_one(value, (below, path, "[{}]", number)) for number, value in enumerate(values)]
 
+    def _cut(self, path: _Path, kind: str, value: Any) -> dict[str, Any]:
+        """Return what the caller makes of a long value."""
+        assert self.cut is not None
+
+        def encoded(number: int) -> Encoded:
+            # An item has names of its own: its bytes must not depend on its place.
+            place = value[number & ~1] if kind == "dict" else number
+            encoder = _Encoder(self.copy, False, self.splits, self.known, self.cut)
+            structure = encoder.value(value[number], (path[0] + 1, None, _shown((0, path, "[{}]", place)), None))
+            return Encoded(structure, encoder.arrays)
+
+        return {"$cut": self.cut(lambda: _shown(path), kind, value, encoded)}
+
     def _dict(self, values: dict[Any, Any], path: _Path) -> dict[str, Any]:
+        if self.cut is not None and len(values) > _MOST_ITEMS:
+            return self._cut(path, "dict", [one for pair in values.items() for one in pair])
         below, encode_one = path[0] + 1, self.value
         for key in values:
             if type(key) is not str or key[:1] == "$" or not (key.isascii() or is_text(key)):
@@ -417,7 +454,9 @@ class _Encoder:
         pairs = ((key, (below, path, "[{}]", key), value) for key, value in values.items())
         return {"$dict": [[encode_one(key, place), encode_one(value, place)] for key, place, value in pairs]}
 
-    def _apart(self, array: Any, path: _Path) -> str:
+    def _apart(self, array: Any, path: _Path) -> Any:
+        if self.cut is not None and (len(array) if isinstance(array, bytes) else array.nbytes) > _MOST_BYTES:
+            return self._cut(path, "bytes", memoryview(_bytes_of(array)))
         name = _shown(path, "state")
         while name in self.arrays:  # two different keys may be written in the same way
             name += "'"
@@ -464,7 +503,7 @@ class _Encoder:
         is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
         array = jax.random.key_data(value) if is_key else value
         name = self._apart(self._copied(value, lambda: _fetched(array)) if self.copy else array, path)
-        self.on_devices[name] = value
+        self.on_devices[str(name)] = value
         special = str(jax.random.key_impl(value)) if is_key else bool(value.weak_type)
         content = [name, _named(numpy.dtype(array.dtype), path), list(array.shape), special]
         where = _placement_of(value) if self.exact else None
@@ -577,8 +616,9 @@ def _shown(path: _Path, root: str | None = None) -> str:
 
 
 class _Decoder:
-    def __init__(self, encoded: Encoded, template: object) -> None:
+    def __init__(self, encoded: Encoded, template: object, joined: Callable[[Any], Any] | None) -> None:
         self._arrays = encoded.arrays
+        self._joined = joined
         self._shared: dict[int, Any] = {}
         self._jax_module: Any = None if template is None else sys.modules.get("jax")
         self._on_devices: dict[str, Any] = {}
@@ -604,13 +644,21 @@ class _Decoder:
         return {key: self.value(one) for key, one in structure.items()}
 
     def _bytes(self, content: Any) -> bytes:
-        return base64.b64decode(content) if type(content) is str else bytes(self._arrays[content[0]])
+        return base64.b64decode(content) if type(content) is str else bytes(self._stored(content[0]))
+
+    def _stored(self, name: Any) -> Any:
+        return self._arrays[name] if type(name) is str else self.value(name)
+
+    def _cut(self, content: Any) -> Any:
+        if self._joined is None:
+            raise CheckpointError("the value was cut into parts, which are missing: read it with its parts")
+        return self._joined(content)
 
     def _array(self, content: Any, axes: Any = ()) -> Any:
         name, dtype, shape = content
-        template = self._on_devices.get(name)
+        template = self._on_devices.get(name) if type(name) is str else None
         if template is None or template.dtype != _dtype_of(dtype):
-            return _array_of(self._arrays[name], dtype, shape, axes)
+            return _array_of(self._stored(name), dtype, shape, axes)
         # The array came from a value that was decoded without a template.
         return self._jax([*content, template.weak_type], axes=axes)
 
@@ -621,11 +669,11 @@ class _Decoder:
 
     def _jax(self, content: Any, where: Any = None, axes: Any = ()) -> Any:
         name, dtype, shape, special = content
-        host = _array_of(self._arrays[name], dtype, shape, axes)
+        host = _array_of(self._stored(name), dtype, shape, axes)
         if self._jax_module is None and type(special) is bool:
             return host
         jax: Any = importlib.import_module("jax")
-        template = self._on_devices.get(name)
+        template = self._on_devices.get(name) if type(name) is str else None
         sharding = template.sharding if template is not None and template.committed else None
         if template is None and where is not None:
             template, sharding = host, _sharding_at(where)
@@ -734,6 +782,7 @@ _READERS: Final[Mapping[str, Callable[[_Decoder, Any], Any]]] = {
     "$bytearray": lambda self, content: bytearray(self._bytes(content)),
     "$bytes": _Decoder._bytes,
     "$complex": lambda self, parts: complex(*map(self.value, parts)),
+    "$cut": _Decoder._cut,
     "$dict": lambda self, pairs: {self.value(key): self.value(value) for key, value in pairs},
     "$dtype": lambda _, name: _dtype_of(name),
     "$enum": _Decoder._enum,
@@ -748,6 +797,6 @@ _READERS: Final[Mapping[str, Callable[[_Decoder, Any], Any]]] = {
     "$set": lambda self, values: set(map(self.value, values)),
     "$shared": _Decoder._share,
     "$str": lambda _, text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
-    "$tuple": lambda self, values: tuple(map(self.value, values)),
+    "$tuple": lambda self, values: tuple(self.value(values)),
     "$written": lambda _, content: _read_again(*content),
 }
