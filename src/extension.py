@@ -18,8 +18,10 @@ from .actors.packed_errors import pack_error, unpack_error
 from .actors.packing import Packer
 from .actors.threads import LoopMailbox, end_with_loop
 from .engine.control import split_stream
+from .engine.engine import kept_plan, run_kept
 from .engine.graph import replaced
 from .engine.interception import Interception, intercept
+from .engine.keeping import Called, Keeper, KeptSite, wirings
 from .engine.node import Execution, Scope, Site
 from .engine.stages import StageIterator, StageRole, ThreadIterator, has_state, has_value, is_stream, stage_node
 from .engine.stateful import as_node
@@ -28,11 +30,11 @@ from .saving.encoding import Encoded, decode, encode
 from .telemetry.counters import Figure, tell_in_top
 
 __all__ = [
-    "Attempt", "Bound", "Encoded", "Execution", "Figure", "Interception", "LoopMailbox", "Packer", "Places", "Scope",
-    "Site", "StageIterator", "StageRole", "ThreadIterator", "as_node", "attempts_of", "decode", "encode",
-    "end_with_loop", "filled_inbox", "filled_stream_inbox", "has_state", "has_value", "hints_of", "intercept",
-    "is_stream", "noted", "pack_error", "replaced", "split_stream", "stage_node", "tell_in_top", "unpack_error",
-    "working_on",
+    "Attempt", "Bound", "Called", "Encoded", "Execution", "Figure", "Interception", "Keeper", "KeptSite",
+    "LoopMailbox", "Packer", "Places", "Scope", "Site", "StageIterator", "StageRole", "ThreadIterator", "as_node",
+    "attempts_of", "decode", "encode", "end_with_loop", "filled_inbox", "filled_stream_inbox", "has_state",
+    "has_value", "hints_of", "intercept", "is_stream", "kept_plan", "noted", "pack_error", "replaced", "run_kept",
+    "split_stream", "stage_node", "tell_in_top", "unpack_error", "wirings", "working_on",
 ]  # fmt: skip
 
 __getattr__, __dir__ = public(__name__)

@@ -300,6 +300,9 @@ class Handling:
         frame = self._frame()
         if frame is None:
             raise UnknownItemError("idempotency_key was asked for when the item had ended: ask before")
+        if (place := frame.place) is not None:
+            key: str = place.keeper.idempotency_key(place.of(self._label))
+            return key
         way: list[object] = [self._label]
         while frame.parent is not None and frame.group.step is not None:
             way += [frame.layout.name, frame.item, frame.group.step]

@@ -112,6 +112,24 @@ class Layout(Protocol):
         ...
 
 
+class Place(NamedTuple):
+    """Where a frame is in a run whose steps are kept.
+
+    Attributes:
+        keeper: the `Keeper` of the run.
+        path: the first part of the paths of its steps; or the path of its only step.
+        is_step: whether it is the path of its only step.
+    """
+
+    keeper: Any
+    path: str = ""
+    is_step: bool = False
+
+    def of(self, label: str) -> str:
+        """Return the path of a step."""
+        return self.path if self.is_step else self.path + label
+
+
 class AnyDeployment(Protocol):
     """A deployment, as a frame knows it: a node of a deployment must not call the deployment itself."""
 
@@ -129,6 +147,10 @@ class Listener:
     @property
     def service(self) -> AnyDeployment | None:
         """The deployment that the frame belongs to; None outside of deployments."""
+        return None
+
+    def place_of(self, frame: "Frame", around: Place) -> Place | None:
+        """Return the place of a frame, from the place of the frame around it; None if its steps are not kept."""
         return None
 
     def frame_done(self, frame: "Frame") -> None:
@@ -199,6 +221,7 @@ class Frame:
     bodies: "tuple[Callable[[], None], ...]" = ()
     detached: "DetachedStep | None" = None
     _identity: int | None = None
+    _place: Place | None = None
     timer: asyncio.TimerHandle | None
 
     def __init__(
@@ -236,6 +259,13 @@ class Frame:
     def body_ended(self, stop: Callable[[], None]) -> None:
         """Forget a body that has ended."""
         self.bodies = tuple(other for other in self.bodies if other != stop)
+
+    @property
+    def place(self) -> Place | None:
+        """Where the frame is in a run whose steps are kept; None in other runs."""
+        if self._place is None and self.parent is not None and (around := self.parent.place) is not None:
+            self._place = self.listener.place_of(self, around)
+        return self._place
 
     @property
     def cancelled(self) -> bool:

@@ -13,7 +13,7 @@ from ..actors import current
 from ..actors.attempts import Failover
 from ..actors.execution import Attempt, Bound, Run, begin_detached
 from ..actors.executions import call_in_thread, take_thread
-from ..actors.frame import Frame, Listener
+from ..actors.frame import Frame, Listener, Place
 from ..actors.generators import GeneratorTask, waits_for_itself
 from ..actors.loop_host import LoopHost, LoopStream
 from ..actors.node_actor import Invoke, NodeActor
@@ -25,6 +25,7 @@ from ..telemetry import logs, spans
 from ..telemetry.counters import Cuts
 from .checkpoint import StepCheckpoint
 from .control import Control, OnError, Outcome, check_items, checked_branch, failed_item, in_step, iteration_limit
+from .keeping import Keeper, keeps
 from .nesting import listener_of
 from .program import Wired
 from .source import InputOrder, advance
@@ -56,13 +57,17 @@ def body_of(
 
     async def choice(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
         index = checked_branch(args[0], len(bodies)) if control.kind == "switch" else 0 if args[0] else 1
-        return await run_body(worker, bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
+        index = _branch_again(actor, frame, len(bodies), index) if actor.owner.keeps else index
+        inputs = args[1], *captured(args, index, 2)
+        return await run_body(worker, bodies[index], frame, inputs, frame.item, part=f":{index}")
 
     async def while_loop(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
         predicate, body = bodies
         outside = captured(args, 0, 1), captured(args, 1, 1)
         step, value = 0, args[0]
         scope, call = actor.owner, None  # the scope of all calls of the graph, or of one
+        if scope.keeps and (place := frame.place) is not None:
+            return await _kept_loop(worker, place.keeper, place.of(actor.name), frame, bodies, control, outside, value)
         if control.durable is not None:
             from ..saving.durable import present
 
@@ -96,6 +101,7 @@ def body_of(
                 lists[number] = await call_in_thread(threads(), worker, list, (items,), {})
         items = lists[0] if control.inputs == 1 else in_step(lists)
         runs = _ListMap(worker, bodies[0], frame, captured(args, 0, control.inputs), control, actor)
+        runs.keeps_errors = actor.owner.keeps and control.on_error != "raise"
         return await runs.run(items, control.limit)
 
     async def fold(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
@@ -106,6 +112,42 @@ def body_of(
     return _InBodies(
         {"cond": choice, "switch": choice, "while_loop": while_loop, "map_each": map_each, "fold": fold}[control.kind]
     )
+
+
+def _branch_again(actor: NodeActor, frame: Frame, count: int, index: int) -> int:
+    """Return the branch below which a keeper has something, or `index`."""
+    if (place := frame.place) is None:
+        return index
+    path = place.of(actor.name)
+    return next((one for one in range(count) if place.keeper.entered(f"{path}:{one}/")), index)
+
+
+async def _kept_loop(
+    worker: Worker,
+    keeper: Keeper,
+    path: str,
+    frame: Frame,
+    bodies: tuple[Wired, ...],
+    control: Control,
+    outside: tuple[Args, Args],
+    initial: Any,
+) -> Any:
+    """Run a loop from the last state that is kept, and keep the state of each iteration that has a kept step."""
+    predicate, body = bodies
+    has_kept = keeps(body.program.plan)
+    step, value = keeper.began_loop(path, initial)
+    while keeper.entered(f"{path}[{step}]/") or await run_body(
+        worker, predicate, frame, (value, *outside[0]), step, part="[{}]?"
+    ):
+        if step >= control.limit:
+            raise iteration_limit(control.limit)
+        value = await run_body(worker, body, frame, (value, *outside[1]), step, owned=value is not initial)
+        step += 1
+        if has_kept:
+            keeper.iterated(path, step, value)
+        if step % 64 == 0:  # as in a loop without a keeper
+            await asyncio.sleep(0)
+    return value
 
 
 class _InBodies(Bound):
@@ -122,10 +164,22 @@ class _InBodies(Bound):
         return self._run(cast("Worker", attempt._member), attempt._actor, attempt._frame, attempt.args)
 
 
-async def run_body(worker: Worker, wired: Wired, parent: Frame, inputs: Args, item: int, *, owned: bool = False) -> Any:
-    """Run a body once, for one value, and return the result. `owned`: the body itself has made the value before."""
+async def run_body(
+    worker: Worker, wired: Wired, parent: Frame, inputs: Args, item: int, *, owned: bool = False, part: str = "[{}]"
+) -> Any:
+    """Run a body once, for one value, and return the result.
+
+    Args:
+        worker: the worker of the step.
+        wired: the body.
+        parent: the frame of the step.
+        inputs: the arguments of the body.
+        item: the number of the run.
+        owned: whether the body itself has made the value before.
+        part: how paths name the run, behind the label of the step.
+    """
     runs = _ListMap(worker, wired, parent, inputs)
-    runs.owns_state = owned
+    runs.owns_state, runs.part = owned, part
     return (await runs.run([()], 1, item))[0]
 
 
@@ -285,6 +339,14 @@ class _ListMap(_Bodies):
         self._filling = False
         self._items: Sequence[Any] = ()
 
+    part = "[{}]"  # how paths name a run, behind the label of the step
+    keeps_errors = False  # whether errors of items are kept, so that these items do not run again
+    called: Place | None = None  # the place of a call that a handler makes
+
+    def place_of(self, frame: Frame, around: Place) -> Place | None:
+        """Return the place of a run of the body."""
+        return self.called or Place(around.keeper, f"{around.of(self._step)}{self.part.format(frame.item)}/")
+
     async def run(self, items: Iterable[Any], limit: int, first_item: int = 0) -> list[Any]:
         """Run the body for each of `items`, `limit` at a time; return the results in the order of the items."""
         self._items = items if isinstance(items, list | tuple) else list(items)
@@ -315,6 +377,13 @@ class _ListMap(_Bodies):
                 results.append(Outcome(index, result, None) if on_error == "return" else result)
         return results
 
+    def _kept_error(self, index: int) -> Exception | None:
+        place = self._parent.place
+        if place is None:
+            return None
+        found: Exception | None = place.keeper.failed_item(f"{place.of(self._step)}[{self._first_item + index}]/")
+        return found
+
     @property
     def is_map(self) -> bool:
         """Whether these are the runs of a `map_each`."""
@@ -333,6 +402,8 @@ class _ListMap(_Bodies):
             assert self._actor is not None  # only a `map_each` goes on after an error
             self._actor.failed += 1
             self._failed[index] = frame.error
+            if self.keeps_errors and (place := frame.place) is not None:
+                place.keeper.item_failed(place.path, frame.error)
             frame.tell_error()
         elif self._error is None and frame.error is not None:
             self._error = self._with_loss(frame.error)
@@ -357,6 +428,9 @@ class _ListMap(_Bodies):
             index = self._next
             self._next = index + 1
             item = self._items[index]
+            if self.keeps_errors and (error := self._kept_error(index)) is not None:
+                self._failed[index] = error
+                continue
             self._start(item if self._is_zipped else (item,), self._first_item + index, self)
         self._filling = False
         if not self.frames:
@@ -476,6 +550,7 @@ def failing_over(wired: Wired, captured: Callable[[list[Any]], Args]) -> Failove
         limiter.release()
         try:
             runs = _ListMap(cast("Worker", attempt._member), wired, frame, captured(frame.values))
+            runs.part = "!"
             return (await runs.instead_of_handler().run([()], 1, frame.item))[0]
         finally:
             limiter.take_over_limit()

@@ -11,13 +11,14 @@ from opentelemetry.trace import Span
 
 from ..actors.current import calling_actor, enclosing_frame, is_detached, source
 from ..actors.execution import OutsideCall, begin_detached, outcome_of
-from ..actors.frame import Frame, Listener
+from ..actors.frame import Frame, Listener, Place
 from ..actors.node_actor import NOTHING_READY
 from ..actors.tasks import EagerStarts
 from ..actors.threads import ThreadShare
 from ..actors.worker import WorkerGroup
 from ..telemetry import metrics, names, spans
 from .graph import Call
+from .keeping import Keeper
 from .options import ExecutionOptions
 from .program import Wired
 from .scope import Scope
@@ -142,6 +143,10 @@ class RunningCall(Frame, WorkerGroup, Listener):
         if in_flight is not None:
             self._in_flight = in_flight
             in_flight[self._graph] += 1
+
+    def keep(self, keeper: Keeper) -> None:
+        """Have a keeper asked before each step of the call."""
+        self._place = Place(keeper)
 
     def new_scope(self) -> Scope:
         """Return a scope for the nodes that handlers call, for a call whose actors all runs of the graph share."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -32,6 +32,7 @@ from .graph import (
     refuse_key,
 )
 from .instances import opens
+from .keeping import Keeper
 from .one_call_stream import EventStream, OfCall, OfCalls, StreamingCall, check_events, stream_of
 from .options import DEFAULT_WORKERS, CallOptions, ExecutionOptions, OnFinished, checked, chosen, of_engine, resolve
 from .pipeline import CallsStream, own_pipeline
@@ -476,11 +477,14 @@ async def _run_call(
     saving: Checkpointer | None = None,
     ends_at: float | None = None,
     on_prepared: Callable[[Scope], None] | None = None,
+    keeper: Keeper | None = None,
 ) -> Any:
     """Run one call from start to end. When this returns or raises, no task and no thread of the call is left."""
-    is_shared = saving is None and on_prepared is None
+    is_shared = saving is None and on_prepared is None and keeper is None
     wired = runtime.shared_wiring(plan, chosen(options), options) if is_shared else None
     run, resources = _Run(runtime, call, options, ends_at), runtime.resources
+    if keeper is not None:
+        run.keep(keeper)
     if wired is not None:
         runtime.scopes += 1
         try:
@@ -495,7 +499,7 @@ async def _run_call(
                 await runtime.scope_closed()
     scope = Scope(
         runtime, options, chosen(options), is_one_call=True, counts_handlers=run.handlers is not None,
-        threads=run.threads, saving=saving,
+        threads=run.threads, saving=saving, keeps=keeper is not None,
     )  # fmt: skip
     try:
         wired = await run.started(scope.prepare(plan), plan)
@@ -510,6 +514,29 @@ async def _run_call(
         return result
     finally:
         await scope.close()
+
+
+def kept_plan(graph: Graph[..., Any]) -> Plan:
+    """Return the plan of a graph for runs whose steps are kept: each step by itself.
+
+    Raises:
+        PlanError: the calls of the graph give streams.
+    """
+    return one_value(graph, _kept_options(), "durable.run")
+
+
+async def run_kept(call: Call[R], keeper: Keeper) -> R:
+    """Run a call in the default Engine, and ask a keeper before each of its steps."""
+    runtime = default._runtime
+    runtime.check_loop()
+    options = _kept_options()
+    plan = one_value(call.graph, options, "durable.run")
+    result: R = await _run_call(runtime, call, options, plan, keeper=keeper)
+    return result
+
+
+def _kept_options() -> ExecutionOptions:
+    return replace(resolve("run", {}, {}), fuse=False)
 
 
 class _Run(RunningCall):

@@ -8,15 +8,17 @@ from typing import Any, ParamSpec, TypeVar, cast, overload
 from .._errors import GraphTraceError, PlanError, UnknownItemError
 from ..actors.current import Handling, Position, position_outside, source
 from ..actors.execution import ASYNC, GENERAL
-from ..actors.frame import Frame, values_inside
+from ..actors.frame import Frame, Place, values_inside
 from ..actors.node_actor import NodeActor
 from ..actors.tasks import Condition, no_item, until
 from ..actors.worker import Worker
 from .bodies import _ListMap
 from .call import RunningCall
 from .graph import Graph, graph, settled
+from .keeping import Called, Keeper
 from .nesting import is_in_owner
 from .node import is_node
+from .options import DEFAULTS
 from .program import Wired
 from .scope import Scope
 from .stateful import as_node
@@ -73,7 +75,10 @@ def call(called: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[
     calls = _Calls.of(handling)
     calls.counts[found.name] += 1
     name = f"{handling.actor.name}: call {calls.counts[found.name]} of {found.name}"
-    return calls.run(found, args, kwargs, handling, name)
+    place = cast("Frame", handling.frame).place if handling.actor.owner.keeps else None
+    if place is None:
+        return calls.run(found, args, kwargs, handling, name)
+    return calls.run_kept(place, found, args, kwargs, handling, name)
 
 
 async def _alone(called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -146,7 +151,35 @@ class _Calls:
             stop()
         await until(lambda: not self._stops, self._changed.wait)
 
-    async def run(self, called: Any, args: Any, kwargs: Any, handling: Handling, name: str) -> Any:
+    def run_kept(
+        self, place: Place, called: Any, args: Any, kwargs: Any, handling: Handling, name: str
+    ) -> Coroutine[Any, Any, Any]:
+        """Have the keeper of the run make the call, or give its kept outcome."""
+        keeper: Keeper = place.keeper
+        path = place.of(handling.actor.name) + (f"@{handling.attempt}" if handling.attempt > 1 else "")
+        is_a_node = is_node(called)
+
+        def run(path: str) -> Coroutine[Any, Any, Any]:
+            inside = Place(keeper, path if is_a_node else path + "/", is_a_node)
+            return self.run(called, args, kwargs, handling, name, inside)
+
+        outcome = keeper.call(path, Called(called.name, is_node=is_a_node), (args, kwargs), run)
+
+        async def wait() -> Any:
+            # The outcome may have to wait for its turn, and the handler may end meanwhile.
+            self._wanted(handling)
+            self._stops[outcome] = cast("asyncio.Task[Any]", asyncio.current_task()).cancel
+            try:
+                return await outcome
+            finally:
+                del self._stops[outcome]
+                self._changed.notify_all()
+
+        return wait()
+
+    async def run(
+        self, called: Any, args: Any, kwargs: Any, handling: Handling, name: str, place: Place | None = None
+    ) -> Any:
         """Open the actors of a call, and run the call like a body of control flow, in the task that awaits it."""
         frame, actor, position, call = self._wanted(handling), handling.actor, handling.position, object()
         if actor.mode == ASYNC:
@@ -161,6 +194,7 @@ class _Calls:
             wired, arguments = await _opened(scope, called, args, kwargs)
             self._wanted(handling)
             body = _ListMap(around, wired, frame, arguments, step=name).instead_of_handler()
+            body.called = place
             body._group.caller = actor  # for `refuse_if_endless`: the handler keeps its place
             self._stops[call] = body.stop
             [value] = await body.run([()], 1, frame.item)
@@ -186,7 +220,7 @@ async def _opened(scope: Scope, called: Any, args: Any, kwargs: Any) -> tuple[Wi
         key = called._identity, called.policy, called.name
         called = scope.called.get(key) or scope.called.setdefault(key, graph(called))
     of: Graph[..., Any] = called
-    plan = of._planned()
+    plan = of._planned(scope.options if scope.wiring.keeps else DEFAULTS)
     if plan._gives_stream or plan._durable is not None:
         what = "gives a stream of values, and ps.call is for one value: read it in a node"
         if not plan._gives_stream:

@@ -8,7 +8,7 @@ from typing import cast
 from .._errors import ReentrantCallError
 from ..actors import current
 from ..actors.current import enclosing_frame
-from ..actors.frame import AnyDeployment, Frame, Listener
+from ..actors.frame import AnyDeployment, Frame, Listener, Place
 from .pools import Pools
 
 # For the task of an instance or a loop, which is not a handler: the pools of its Engine, and the handler that opened
@@ -132,6 +132,10 @@ class _Departure(Listener):
     def service(self) -> AnyDeployment | None:
         """The deployment that the frame belongs to."""
         return self.listener.service
+
+    def place_of(self, frame: Frame, around: Place) -> Place | None:
+        """Return the place that the listener knows."""
+        return self.listener.place_of(frame, around)
 
     def frame_done(self, frame: Frame) -> None:
         """Pass the end of the frame on, and note the departure if no handler is unwinding."""

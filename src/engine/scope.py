@@ -274,6 +274,7 @@ class Scope:
         is_admitted: whether admission bounds the calls in the scope, as in a deployment.
         threads: the share of threads that a run already has; by default the scope makes a share.
         saving: the snapshots of the only call; None if the call is not saved.
+        keeps: whether the steps of its runs are kept.
 
     Attributes:
         options: the options of the scope.
@@ -297,6 +298,7 @@ class Scope:
         is_admitted: bool = False,
         threads: ThreadShare | None = None,
         saving: "Checkpointer | None" = None,
+        keeps: bool = False,
     ) -> None:
         self.engine = engine
         self.options = options
@@ -312,7 +314,7 @@ class Scope:
         room = Room(1, "call") if is_one_call else Room(options.max_in_flight, "max_in_flight")
         self.wiring = Wiring(
             engine.pools, self.instances, max_workers, room, device_strategy=options.device_strategy,
-            threads=self.threads, counts_handlers=counts_handlers, saving=saving,
+            threads=self.threads, counts_handlers=counts_handlers, saving=saving, keeps=keeps,
         )  # fmt: skip
         self.instances.scope = self.wiring
         self.wiring.opened = self

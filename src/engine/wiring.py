@@ -30,6 +30,7 @@ from .control import Control
 from .counters import StepSite, node_counters, node_levels, step_sites, step_snapshots
 from .executions import count_handlers, wire
 from .instances import Instance, InstanceRegistry
+from .keeping import keep
 from .node import CallSite, Execution, Node, Scope, Site, is_node
 from .options import ChosenScheduler, ExecutionOptions
 from .pools import Pools
@@ -68,8 +69,10 @@ class Wiring(Scope):
             no limit of its own.
         counts_handlers: whether the calls are runs that bound how many of their handlers run at a time.
         saving: the snapshots of the only call of the scope; None if the call is not saved.
+        keeps: whether the steps of its runs are kept, as far as a run has a keeper.
 
     Attributes:
+        keeps: the argument of the same name.
         opened: the scope object, which opens nested calls of handlers; None if runs share the actors.
         opened_at: when the wiring was made, in seconds since 1970.
     """
@@ -86,6 +89,7 @@ class Wiring(Scope):
         has_places_in_threads: bool = True,
         counts_handlers: bool = False,
         saving: "Checkpointer | None" = None,
+        keeps: bool = False,
     ) -> None:
         self._pools = pools
         self.instances = instances
@@ -105,6 +109,7 @@ class Wiring(Scope):
         self._has_places_in_threads = has_places_in_threads
         self._counts_handlers = counts_handlers
         self._saving = saving
+        self.keeps = keeps
         self.opened: Any = None
         self.opened_at = time()
         self._sites: tuple[int, list[StepSite]] = (0, [])  # the number of programs, and their call sites
@@ -322,6 +327,8 @@ class Wiring(Scope):
             actor.run = compose(actor.bound._links, actor)
         actor.out = unit.out
         actor.reads = unit.reads
+        if self.keeps and step is not None:
+            keep(actor, program, unit)
         return actor
 
     def _note_stage(self, program: Program, unit: Unit, step: PlannedStep, actor: NodeActor) -> list[Stage]:
