@@ -328,8 +328,8 @@ class LoopHost(Child):
             ActorStopped: the loop has ended.
         """
         self._unsettled[work] = None
-        work.on_over = self._forget
         work.wait = spans.waiting()  # a sampled item comes this way, and never by `submit_nowait`
+        work.on_over = self._forget if work.wait is None else self._forget_sampled
         try:
             await self.inbox.channel.put(work, work.priority)
         except ChannelClosed:
@@ -406,6 +406,11 @@ class LoopHost(Child):
         self._unsettled.pop(work, None)
         if not work.taken:
             self.inbox.channel.discard(work, work.priority)
+
+    def _forget_sampled(self, work: AnyRequest[Any]) -> None:
+        self._forget(work)
+        if work.wait is not None:
+            work.wait.leave_steps()
 
 
 class LoopStream:
@@ -503,8 +508,9 @@ class Reporter:
         Args:
             works: the items that are in the step.
             own_span: whether the step also has a span `penstock.step` of its own, with the device calls of the step
-                inside, like the span of a batch: a child of its first sampled item, and linked to all. An item that is
-                in hundreds of steps may then have hundreds of spans.
+                inside, like the span of a batch: a child of its first sampled item, and linked to all. The span of an
+                item is linked to its first and its last step. An item that is in hundreds of steps may then have
+                hundreds of spans.
 
         Raises:
             TypeError: `works` is one item, and not a list of items.

@@ -571,15 +571,28 @@ class DeviceWait:
         context: the context with the span, for the spans of the work that is done for the execution.
         since: when the execution began to wait.
         steps: in how many steps of an actor it was.
+        last_step: the span of the last of these steps; None if steps have no spans.
     """
 
-    __slots__ = ("context", "since", "span", "steps")
+    __slots__ = ("context", "last_step", "since", "span", "steps")
 
     def __init__(self, span: Span) -> None:
         self.span = span
         self.context = trace.set_span_in_context(span)
         self.since = perf_counter()
         self.steps = 0
+        self.last_step: Span | None = None
+
+    def in_step(self, step: Span) -> None:
+        """Note that the execution is in a step that has a span; link the execution to the first of these spans."""
+        if self.last_step is None and is_recorded(self.span):
+            told(self.span.add_link, id_of(step))
+        self.last_step = step
+
+    def leave_steps(self) -> None:
+        """Link the execution to the span of its last step, if it was in several steps."""
+        if self.last_step is not None and self.steps > 1 and is_recorded(self.span):
+            told(self.span.add_link, id_of(self.last_step))
 
 
 def waiting() -> DeviceWait | None:
@@ -610,7 +623,12 @@ def of_step(actor: str, waits: Sequence[DeviceWait], items: int, *, own_span: bo
     if not own_span:
         return nullcontext()
     attributes: dict[str, AttributeValue] = {names.NODE: actor, names.BATCH_ITEMS: items}
-    return _around(names.STEP, actor, attributes, waits[0].context, _links_to(waits))
+
+    def begun(step: Span) -> None:
+        for wait in waits:
+            wait.in_step(step)
+
+    return _around(names.STEP, actor, attributes, waits[0].context, _links_to(waits), begun)
 
 
 def of_batch(node: str, waits: Sequence[DeviceWait | None], thread: str | None = None) -> AbstractContextManager[None]:
@@ -627,7 +645,8 @@ def of_batch(node: str, waits: Sequence[DeviceWait | None], thread: str | None =
     attributes: dict[str, AttributeValue] = {names.NODE: node, names.BATCH_ITEMS: len(waits)}
     if thread is not None:
         attributes[names.THREAD_NAME] = thread
-    return _around(names.BATCH, node, attributes, sampled[0].context, _links_to(sampled), sampled)
+    begun = partial(_end_of_wait, sampled, names.BATCH_WAIT)
+    return _around(names.BATCH, node, attributes, sampled[0].context, _links_to(sampled), begun)
 
 
 def _links_to(waits: Sequence[DeviceWait]) -> list[Link]:
@@ -731,10 +750,11 @@ def compiling(
 @contextmanager
 def _around(
     kind: str, node: str, attributes: dict[str, AttributeValue], parent: Context, links: Sequence[Link],
-    batched: Sequence[DeviceWait] = (),
+    begun: Callable[[Span], None] | None = None,
 ) -> Generator[None, None, None]:  # fmt: skip
     span = _started(f"{kind} {node}", parent, attributes, links)
-    _end_of_wait(batched, names.BATCH_WAIT, span)
+    if begun is not None:
+        begun(span)
     token = otel_context.attach(trace.set_span_in_context(span, parent))
     try:
         yield

@@ -622,7 +622,12 @@ async def test_steps_of_a_loop_are_in_the_trace_of_an_item_with_links_to_all(tra
     assert {attributes_of(step)[names.NODE] for step in found} == {"Steps"}
     assert {parent_of(inner) for inner in tracing.named("inner")} == set(map(id_of, found))
     for span in tracing.named("Steps"):
-        assert not span.links
+        had = sorted(
+            (step for step in found if span.context in [link.context for link in step.links]),
+            key=lambda one: one.start_time or 0,
+        )
+        assert len(had) == 3
+        assert [link.context for link in span.links] == [had[0].context, had[-1].context]
         assert attributes_of(span)[names.STEPS] == 3
         assert attributes_of(span)[names.STEP_WAIT] > 0
         assert [event.name for event in span.events] == [names.FIRST_VALUE]
@@ -663,6 +668,7 @@ async def test_a_step_of_single_results_is_linked_to_their_items(tracing: Tracin
     [step] = tracing.named("penstock.step Totals")
     assert {link.context.span_id for link in step.links} == {id_of(span) for span in tracing.named("Totals")}
     assert attributes_of(step)[names.BATCH_ITEMS] == len(step.links) == 3
+    assert [[link.context for link in span.links] for span in tracing.named("Totals")] == [[step.context]] * 3
 
 
 async def test_a_step_span_takes_no_work_alone() -> None:
