@@ -28,11 +28,12 @@ from .engine.stateful import as_node
 from .engine.tracing.annotations import hints_of
 from .saving.encoding import Encoded, decode, encode
 from .telemetry.counters import Figure, tell_in_top
+from .telemetry.spans import MessageTrace
 
 __all__ = [
     "Attempt", "Bound", "Called", "Encoded", "Execution", "Figure", "Interception", "Keeper", "KeptSite",
-    "LoopMailbox", "Packer", "Places", "Scope", "Site", "StageIterator", "StageRole", "ThreadIterator", "as_node",
-    "attempts_of", "decode", "encode", "end_with_loop", "filled_inbox", "filled_stream_inbox", "has_state",
+    "LoopMailbox", "MessageTrace", "Packer", "Places", "Scope", "Site", "StageIterator", "StageRole", "ThreadIterator",
+    "as_node", "attempts_of", "decode", "encode", "end_with_loop", "filled_inbox", "filled_stream_inbox", "has_state",
     "has_value", "hints_of", "intercept", "is_stream", "kept_plan", "noted", "pack_error", "replaced", "run_kept",
     "split_stream", "stage_node", "tell_in_top", "unpack_error", "wirings", "working_on",
 ]  # fmt: skip

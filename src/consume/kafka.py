@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, cast
 
+from opentelemetry import propagate, trace
+
 from .. import DeadLetterError, MissingExtraError, OptionsError
 from ..actors.accepted import NAME, check, refuse_unknown
 from ..telemetry import logs, names
@@ -112,9 +114,9 @@ class Kafka(Source):
         """Return a function that writes dead letters to a topic, for `dead_letters=` of `Consumer`.
 
         A letter has the key, the value and the headers of its message, and the headers `source` (its identity),
-        `error` and `attempts`. If Kafka refuses a letter for good, such as a letter that is too large, the letter is
-        written without its value, and the header `reason` says why. If that is refused, too, the consumer ends with a
-        `DeadLetterError`.
+        `error` and `attempts`. It continues the trace of its call. If Kafka refuses a letter for good, such as a letter
+        that is too large, the letter is written without its value, and the header `reason` says why. If that is
+        refused, too, the consumer ends with a `DeadLetterError`.
 
         Args:
             topic: the name of the topic, which exists when the consumer starts.
@@ -132,18 +134,20 @@ class Kafka(Source):
         async def write(letter: DeadLetter) -> None:
             message = letter.message
             own = {"source": message.identity, "error": f"{letter.error!r:.500}", "attempts": str(letter.attempts)}
-            headers = [*message.headers, *((name, text.encode(errors="replace")) for name, text in own.items())]
+            logs.guarded("spans", propagate.inject, own)
+            headers = [pair for pair in message.headers if pair[0] not in own]
+            headers += ((name, text.encode(errors="replace")) for name, text in own.items())
             send = self._producers[topic].send_and_wait
             # What aiokafka refuses by itself: a message that has neither key nor value, or headers of another type.
             refused = (self._aiokafka.errors.KafkaError, AssertionError, TypeError, ValueError)
             try:
-                await send(topic, message.value, message.key, headers=headers)
+                sent = await send(topic, message.value, message.key, headers=headers)
             except self.outages:
                 raise
             except refused as error:
                 headers.append(("reason", f"{error!r:.500}".encode(errors="replace")))
                 try:
-                    await send(topic, b"", message.key, headers=headers)
+                    sent = await send(topic, b"", message.key, headers=headers)
                 except self.outages:
                     raise
                 except refused as second:
@@ -152,6 +156,8 @@ class Kafka(Source):
                         f"and without its value: {second!r:.200}. Allow it, with settings of the topic and of "
                         "letters_to(), or put such messages aside with a function of your own"
                     ) from second
+            where = {names.DESTINATION: topic, names.PARTITION: str(sent.partition), names.MESSAGE_OFFSET: sent.offset}
+            logs.guarded("spans", trace.get_current_span().set_attributes, where)
             logs.warning("consume.dead_letter", message=message.identity, topic=topic, error=letter.error)
 
         return write

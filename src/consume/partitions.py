@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from .. import (
     Call,
@@ -18,7 +18,7 @@ from .. import (
     telemetry,
 )
 from ..actors.tasks import Condition
-from ..extension import attempts_of
+from ..extension import MessageTrace, attempts_of
 from ..telemetry import logs, names
 from .source import DeadLetter, Message, Source, attributes_of, label
 
@@ -32,6 +32,7 @@ PAUSE_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
 
 T = TypeVar("T")
+_Tag: TypeAlias = tuple[int, MessageTrace]  # the number of a message, and its trace
 
 
 async def uncancelled(ask: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -214,7 +215,7 @@ class Partition:
         self._last_letters: dict[Hashable, asyncio.Task[None]] = {}  # of each key, while it is being written
         self._number = itertools.count()
         self._taking = 0
-        self._stream: engine.Stream[Any, int] | None = None
+        self._stream: engine.Stream[Any, _Tag] | None = None
         self._settling = asyncio.Lock()
         self._take: asyncio.Task[Sequence[Message]] | None = None
         self._commit: asyncio.Task[bool] | None = None
@@ -236,19 +237,19 @@ class Partition:
                 timeout_seconds=None,  # for a stream of many calls, a timeout would count until the end of the stream
             ) as self._stream:  # fmt: skip
                 async for outcome in self._stream.outcomes():
-                    number, error = outcome.tag, outcome.error
+                    (number, trace), error = outcome.tag, outcome.error
                     if isinstance(error, NotFinished):
                         continue
                     if isinstance(error, EngineClosedError | DeploymentFailed):
                         raise error
                     if error is not None:
-                        self._bury(number, DeadLetter(self.open[number], error, attempts_of(error)))
+                        self._bury(number, DeadLetter(self.open[number], error, attempts_of(error)), trace)
                     else:
                         self._end(number)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
-    async def _calls(self) -> AsyncIterator[Call[Any, int]]:
+    async def _calls(self) -> AsyncIterator[Call[Any, _Tag]]:
         """Yield the calls of the messages, as long as there is room."""
         while self._held._held.get(self.name) is self:
             if self._held._waiting:
@@ -258,16 +259,16 @@ class Partition:
             self._taking = 0
             self.open |= messages
             for number, message in messages.items():
+                trace = MessageTrace(message.headers, {**self._about, **attributes_of(message)})
                 try:
                     call = self._held._call_of(message)
                     if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's function
                         raise TypeError(
                             f"call_of= returned {call!r:.100}: return a call, such as handle(message.value)"
                         )
-                    about = {**self._about, **attributes_of(message)}
-                    call = tagged(telemetry.continued(call, message.headers, attributes=about), number)
+                    call = tagged(telemetry.continued(call, trace), (number, trace))
                 except Exception as error:  # noqa: BLE001 - of the user's function: this message has failed, not the consumer
-                    self._bury(number, DeadLetter(message, error, 0))
+                    self._bury(number, DeadLetter(message, error, 0), trace)
                 else:
                     yield call
             self._held._has_room()
@@ -285,24 +286,28 @@ class Partition:
         finally:
             take.cancel()
 
-    def _key_of(self, call: Call[Any, int]) -> Hashable:
+    def _key_of(self, call: Call[Any, _Tag]) -> Hashable:
         assert self._held._order_by is not None
-        return self._held._order_by(self.open[call.tag])
+        return self._held._order_by(self.open[call.tag[0]])
 
-    def _bury(self, number: int, letter: DeadLetter) -> None:
+    def _bury(self, number: int, letter: DeadLetter, trace: MessageTrace) -> None:
         """Write a dead letter beside the others: a letter takes a round trip. Letters of a key are in order."""
         key = letter.message.key
-        self._last_letters[key] = self._letters.create_task(self._write(number, letter, self._last_letters.get(key)))
+        before = self._last_letters.get(key)
+        self._last_letters[key] = self._letters.create_task(self._write(number, letter, trace, before))
 
-    async def _write(self, number: int, letter: DeadLetter, before: asyncio.Task[None] | None) -> None:
-        """Write a dead letter. While writing fails, the message stays open."""
+    async def _write(
+        self, number: int, letter: DeadLetter, trace: MessageTrace, before: asyncio.Task[None] | None
+    ) -> None:
+        """Write a dead letter, in a span below the one of its call. While writing fails, the message stays open."""
         key, identity = letter.message.key, letter.message.identity
         if before is not None and key is not None:
             await asyncio.wait([before])
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                await uncancelled(self._held._bury, letter)
+                with trace.dead_letter(self.label):
+                    await uncancelled(self._held._bury, letter)
             except DeadLetterError:
                 raise
             except Exception as refusal:  # noqa: BLE001 - whatever it is, the letter is not written

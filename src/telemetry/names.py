@@ -19,6 +19,7 @@ DEVICE_CALL = "penstock.device_call"
 STEP = "penstock.step"
 COMPILE = "penstock.compile"
 TRANSFER = "penstock.transfer"
+DEAD_LETTER = "penstock.dead_letter"
 ATTEMPT = "penstock.attempt"  # an attempt that failed, if another one follows; and an event when the other one begins
 
 # Events.

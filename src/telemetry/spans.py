@@ -126,15 +126,38 @@ def continued(call: CallT, headers: Headers, *, attributes: Mapping[str, Attribu
     Returns:
         The call to pass to the stream, or to `run`.
     """
-    carrier = _Carrier(_carrier(headers))
-    carrier.attributes = attributes or {}
-    return cast(CallT, call._continued(carrier))
+    given = headers if isinstance(headers, MessageTrace) else MessageTrace(headers, attributes or {})
+    return cast(CallT, call._continued(given))
 
 
-class _Carrier(dict[str, str]):
-    """The headers of a message, and the attributes of the span of its call."""
+class MessageTrace(dict[str, str]):
+    """The headers of a message, for `telemetry.continued`, and the span of its call once the call has begun.
 
-    attributes: Mapping[str, AttributeValue]
+    Args:
+        headers: the headers of the message, in any form that `telemetry.continued` accepts.
+        attributes: the attributes of the span.
+    """
+
+    _run: Span | None = None  # the span of the call
+
+    def __init__(self, headers: Headers, attributes: Mapping[str, AttributeValue]) -> None:
+        super().__init__(_carrier(headers))
+        self.attributes = attributes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MessageTrace, (dict(self), self.attributes)  # a span does not pickle
+
+    def dead_letter(self, name: str) -> AbstractContextManager[None]:
+        """Open a span around the writing of a dead letter, below the call, or below the sender if no call was made.
+
+        Args:
+            name: what the letter is of, such as the partition.
+        """
+        if tracer_provider() is None:
+            return nullcontext()
+        attributes = {**self.attributes, names.MESSAGING_OPERATION: "send"}
+        parent = _extracted(self, Context()) if self._run is None else trace.set_span_in_context(self._run)
+        return _around(names.DEAD_LETTER, name, attributes, parent, (), kind=SpanKind.PRODUCER)
 
 
 def _extracted(headers: Mapping[str, str], context: Context) -> Context:
@@ -286,10 +309,12 @@ def start_run(
     if item is not None:
         attributes[names.ITEM] = item
     kind = SpanKind.INTERNAL
-    if isinstance(headers, _Carrier) and headers.attributes:
+    if isinstance(headers, MessageTrace):
         attributes |= headers.attributes
         kind = SpanKind.CONSUMER if names.MESSAGING_SYSTEM in attributes else kind
     span = _started(f"{names.RUN} {graph}", outer, attributes, links, kind)
+    if isinstance(headers, MessageTrace):
+        headers._run = span
     context.run(otel_context.attach, trace.set_span_in_context(span, outer))
     return span, is_recorded(span)
 
@@ -749,10 +774,10 @@ def compiling(
 
 @contextmanager
 def _around(
-    kind: str, node: str, attributes: dict[str, AttributeValue], parent: Context, links: Sequence[Link],
-    begun: Callable[[Span], None] | None = None,
+    name: str, about: str, attributes: dict[str, AttributeValue], parent: Context, links: Sequence[Link],
+    begun: Callable[[Span], None] | None = None, kind: SpanKind = SpanKind.INTERNAL,
 ) -> Generator[None, None, None]:  # fmt: skip
-    span = _started(f"{kind} {node}", parent, attributes, links)
+    span = _started(f"{name} {about}", parent, attributes, links, kind)
     if begun is not None:
         begun(span)
     token = otel_context.attach(trace.set_span_in_context(span, parent))

@@ -91,11 +91,14 @@ class Broker:
     def topic(self, name: str) -> list[TopicPartition]:
         return [TopicPartition(name, number) for number in range(self.partitions.get(name, 1))]
 
-    def append(self, topic: str, value: bytes | None, key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> None:
+    def append(
+        self, topic: str, value: bytes | None, key: bytes | None, headers: Sequence[tuple[str, bytes]]
+    ) -> Record:
         tp = self.topic(topic)[crc32(key or b"") % self.partitions.get(topic, 1)]
         log = self.logs.setdefault(tp, [])
         log.append(Record(tp.topic, tp.partition, len(log), key, value, headers))
         self.notify()
+        return log[-1]
 
     def notify(self) -> None:
         self._changed.set()
@@ -369,14 +372,14 @@ class Producer:
 
     async def send_and_wait(
         self, topic: str, value: bytes | None, key: bytes | None, headers: Sequence[tuple[str, bytes]]
-    ) -> None:
+    ) -> Record:
         assert not (value is None and key is None), "Need at least one: key or value"
         if len(value or b"") + len(key or b"") + sum(len(text) for _, text in headers) > self.max_request_size:
             raise MessageSizeTooLargeError
         await self.broker.request()
         if self.broker.rng.random() < 0.2:
             raise RequestTimedOutError
-        self.broker.append(topic, value, key, headers)
+        return self.broker.append(topic, value, key, headers)
 
 
 class Network:

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from opentelemetry import propagate
 from opentelemetry.trace import SpanKind
 
 import penstock as ps
@@ -20,7 +21,7 @@ from penstock.telemetry import names
 from tests.consume.memory import Log, Member, Queue, in_order, log_of
 from tests.kit import Gate, same, virtual
 from tests.telemetry.collected import Collected, collecting
-from tests.tracing import Tracing, attributes_of
+from tests.tracing import Tracing, attributes_of, id_of, parent_of
 
 
 class Boom(Exception):
@@ -601,6 +602,44 @@ async def test_a_message_goes_on_with_the_trace_of_its_sender(tracing: Tracing) 
         names.MESSAGE_ID: message.identity, names.MESSAGE_KEY: str(message.key),
         names.MESSAGE_OFFSET: message.position,
     }  # fmt: skip
+
+
+async def test_a_dead_letter_and_its_call_lead_to_each_other(tracing: Tracing) -> None:
+    log, carriers = log_of(Random(9), 1, 3), list[dict[str, str]]()
+    log.partitions[0][2].headers = [("traceparent", b"00-%032x-%016x-01" % (7, 8))]
+
+    @ps.node
+    def fails(value: int) -> None:
+        raise Boom(value)
+
+    graph = ps.graph(fails)
+
+    def call_of(message: consume.Message) -> ps.Call[None]:
+        if message is log.partitions[0][2]:
+            raise ValueError("no call")
+        return graph(message.value)
+
+    async def bury(letter: consume.DeadLetter) -> None:
+        carriers.append({})
+        propagate.inject(carriers[-1])
+        log.ended.add(letter.message.identity)
+
+    member = Member(log)
+    async with (
+        engine.deploy(graph) as service,
+        consume.Consumer(service, member, call_of, dead_letters=bury, order_by=None, settle_seconds=0.01),
+    ):
+        await member.give([0])
+        await until(lambda: len(log.ended) == 3)
+    runs = {attributes_of(run)[names.MESSAGE_ID]: run for run in tracing.named("penstock.run fails")}
+    letters = tracing.named("penstock.dead_letter 0")
+    for message in log.partitions[0]:
+        [letter] = [one for one in letters if attributes_of(one)[names.MESSAGE_ID] == message.identity]
+        assert letter.kind is SpanKind.PRODUCER
+        parent = runs[message.identity].context if message.identity in runs else None
+        assert parent_of(letter) == (8 if parent is None else parent.span_id)
+        assert f"{id_of(letter):016x}" in [carrier["traceparent"].split("-")[2] for carrier in carriers]
+    assert len(runs) == 2
 
 
 @virtual

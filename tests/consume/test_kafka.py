@@ -12,12 +12,15 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from opentelemetry.trace import SpanKind, StatusCode
 
 import penstock as ps
 from penstock import consume, engine, testing
+from penstock.telemetry import names
 from tests.backends.broker import committed, make_topics, records_of, running
 from tests.consume.fake_kafka import Broker
 from tests.consume.memory import in_order
+from tests.tracing import Tracing, id_of
 
 PARTITIONS = 4
 KEYS = 12
@@ -219,6 +222,28 @@ def test_dead_letters_have_their_source_and_a_refused_one_is_written_again(run: 
         assert consumer.statistics().dead_letters == len(letters)
 
     run(scenario, messages=60)
+
+
+def test_a_letter_has_the_trace_of_its_call_which_says_where_the_letter_is(run: Run, tracing: Tracing) -> None:
+    async def scenario(world: World) -> None:
+        tracing.exporter.clear()
+        world.poison = 0.2
+        async with world.consumer() as consumer:
+            await world.until(lambda: consumer.statistics().ended == world.messages)
+        runs = {id_of(span) for span in tracing.spans() if span.kind is SpanKind.CONSUMER}
+        spans: dict[str, Any] = {
+            f"{id_of(span):016x}": span for span in tracing.spans() if span.kind is SpanKind.PRODUCER
+        }
+        letters = await world.dead_letters()
+        for letter in letters:
+            found = spans.pop(dict(letter.headers)["traceparent"].decode().split("-")[2])
+            assert found.parent.span_id in runs
+            told = [found.attributes[name] for name in (names.DESTINATION, names.PARTITION, names.MESSAGE_OFFSET)]
+            assert told == [letter.topic, str(letter.partition), letter.offset]
+        assert letters
+        assert all(span.status.status_code is StatusCode.ERROR for span in spans.values())  # letters not taken at once
+
+    run(scenario, messages=40, seeds=3)
 
 
 def test_a_letter_that_is_refused_for_good_is_written_without_its_value(run: Run) -> None:
