@@ -60,7 +60,7 @@ class PostgresStore(SQLStore):
                 connection: Any = await self._psycopg.AsyncConnection.connect(self._dsn, autocommit=True, **_SETTINGS)
                 async with connection:
                     await connection.execute(f"LISTEN {_CHANNEL}")
-                    watcher.add(None)  # of what has changed before, nobody has told
+                    watcher.add(None)
                     while True:
                         yield
                         async for notice in connection.notifies(stop_after=1):

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-import weakref
+import sys
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -128,8 +128,9 @@ class Watcher:
     """
 
     def __init__(self) -> None:
-        self.runs: set[int] | None = set()
+        self.runs: set[int] | None = None  # nobody has told of what has changed before
         self.event = asyncio.Event()
+        self.event.set()
 
     def add(self, runs: Collection[int] | None) -> None:
         """Add runs that have changed; None if any may have."""
@@ -156,7 +157,6 @@ class SQLStore(Store):
         # By event loop. Not a WeakKeyDictionary, because each database refers to its loop. Databases of closed loops
         # are removed when one is added.
         self._databases: dict[asyncio.AbstractEventLoop, Database] = {}
-        _stores.add(self)
 
     async def begin(self, new: NewRun, /) -> Run:
         """Keep a new run, or return the run that is there under its key; see `Store.begin`."""
@@ -218,7 +218,7 @@ class SQLStore(Store):
         if thread is not None:
             wanted["thread = ?"] = (thread,)
         if prefix:
-            wanted["key >= ? AND key < ?"] = prefix, _behind(prefix)
+            wanted["key >= ? AND (key < ? OR ? = '')"] = prefix, _behind(prefix), _behind(prefix)
         if before is not None:
             wanted["(changed_at, key) < (?, ?)"] = before
         where = f"WHERE {' AND '.join(wanted)} " if wanted else ""
@@ -311,6 +311,7 @@ class Database:
         self.connections: list[Connection] = []
         self.watchers: list[Watcher] = []
         self._guard = end_with_loop(self._aclose)
+        _open.add(self)
 
     async def run(self, work: Callable[..., T], args: Sequence[Any]) -> tuple[T, set[int]]:
         """Call a function in a thread, with a connection and a set for the runs that it changes."""
@@ -332,6 +333,7 @@ class Database:
 
     async def _aclose(self) -> None:
         self.is_closed = True
+        _open.discard(self)
         await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
         for connection in self._idle:
             self._disconnect(connection)  # SQLite moves its write-ahead log into the file then
@@ -341,16 +343,16 @@ class Database:
         connection.close()
 
 
-_stores: "weakref.WeakSet[SQLStore]" = weakref.WeakSet()
+# Those whose event loop goes on, also if nobody else refers to them: their connections have to be closed.
+_open: set[Database] = set()
 # Connections of the process that this one was forked from. To close such a connection would write to the parent's file.
 _of_parents: list[Connection] = []
 
 
 def _forget_connections_of_parent() -> None:
-    for store in _stores:
-        for database in store._databases.values():
-            _of_parents.extend(database.connections)
-            database.is_closed = True
+    for database in _open:
+        _of_parents.extend(database.connections)
+        database.is_closed = True
 
 
 os.register_at_fork(after_in_child=_forget_connections_of_parent)
@@ -440,13 +442,10 @@ def _marks(values: Collection[Any]) -> str:
 
 
 def _behind(prefix: str) -> str:
-    """Return the least text behind all texts with this prefix, in the order of code points."""
-    following = chr(ord(prefix[-1]) + 1)
-    return (
-        prefix[:-1] + ("\ue000" if following == "\ud800" else following)
-        if prefix[-1] < "\U0010ffff"
-        else (_behind(prefix[:-1]))
-    )
+    """Return the least text behind all texts with this prefix, in the order of code points; empty if there is none."""
+    rest = prefix.rstrip(chr(sys.maxunicode))
+    following = chr(ord(rest[-1]) + 1) if rest else ""
+    return rest[:-1] + ("\ue000" if following == "\ud800" else following)
 
 
 def _begin(connection: Connection, changed: set[int], new: NewRun) -> Run:

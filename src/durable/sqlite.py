@@ -52,10 +52,11 @@ class SQLiteStore(SQLStore):
         super().__init__("penstock-sqlite", 1, sqlite3.Error)
 
     async def _heard(self, watcher: Watcher) -> AsyncGenerator[None, None]:
-        seen = -1
+        seen = await self._do(_data_version)
         while True:
             try:
-                await asyncio.wait_for(watcher.event.wait(), _LOOK_SECONDS)
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await watcher.event.wait()
             except TimeoutError:
                 version = await self._do(_data_version)
                 if version != seen:

@@ -304,8 +304,8 @@ class Store(ABC):
     """Where durable runs are kept.
 
     Each method is one transaction. What a method has written outlasts a crash of the machine once it has returned.
-    `begin`, `write`, `change` and `delete` may be repeated with the same arguments after a lost connection: the second
-    call changes nothing, and returns what the first would have returned.
+    `begin`, `write` and `change` may be repeated with the same arguments after a lost connection: the second call
+    changes nothing, and returns what the first would have returned.
 
     A method raises `CheckpointError` if the database cannot be reached or refuses, after it has tried for a while.
     """
@@ -422,7 +422,7 @@ class Store(ABC):
         """Yield after changes by this process or another one that somebody may wait for.
 
         That is a new state, question, answer or event, or a mark to cancel. All changes since the last one are joined.
-        It may also yield when nothing of this kind has changed.
+        It first yields once it listens, and may also yield when nothing of this kind has changed.
 
         Yields:
             The numbers of the runs that were changed; None if the store cannot tell, so that any may have changed.
