@@ -11,7 +11,8 @@ if None in map(_find_spec, ("starlette", "pydantic", "httpx")):
 from .answers import Delta
 from .application import Application, openai
 from .protocol import APIError, Request, UpstreamError
-from .upstreams import Breaker, Replica, Upstream, engine, upstream
+from .replicas import Breaker, Replica
+from .upstreams import Upstream, engine, upstream
 
 __all__ = [
     "APIError", "Application", "Breaker", "Delta", "Replica", "Request", "Upstream", "UpstreamError", "engine",

@@ -1,11 +1,10 @@
 """Servers of models that speak OpenAI's protocol, and engines of models in this process, as nodes."""
 
-import asyncio
 import inspect
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from time import perf_counter
 from typing import Any, Final, Self
@@ -15,82 +14,20 @@ from uuid import uuid4
 import httpx
 
 from .. import Node, current, node
-from .._errors import OptionsError, UnknownItemError, retry_after_header
+from .._errors import OptionsError, UnknownItemError
 from ..actors.accepted import NOT_NEGATIVE, POSITIVE, check, whole
 from .answers import Delta, Passed, as_json
 from .measures import Asked
-from .protocol import APIError, Base, ChatRequest, Request, UpstreamError, completed
-from .reading import parts_of
+from .protocol import Base, ChatRequest, EmbeddingsRequest, Request, UpstreamError, completed
+from .reading import chunk_of, parts_of
+from .replicas import Breaker, Prefix, Replica, Router, count_tokens
 
-_NOTES: Final = 10_000  # prefixes, and calls without an answer, that are remembered; some 200 bytes each
+_NOTES: Final = 10_000  # calls without an answer that are remembered; some 200 bytes each
 _MAX_ANSWER_BYTES: Final = 64 << 20  # some images in base64, or a thousand embeddings in decimals
 _AT_ONCE_SECONDS: Final = 1.0
 _url_of: Final = lru_cache(1000)(httpx.URL)  # which takes httpx a while to parse
 
 Messages = list[dict[str, Any]]
-
-
-@dataclass
-class Breaker:
-    """A circuit breaker: `async with breaker:` raises an error at once if what is inside has failed too often.
-
-    When the time is over, all may try again until one of them has failed. Errors of the request itself, and callers who
-    leave, count as neither.
-
-    Args:
-        failures: after how many failures in a row it refuses.
-        seconds: for how long it refuses then.
-
-    Attributes:
-        failed: how many failures there were in a row.
-    """
-
-    failures: int = 3
-    seconds: float = 5.0
-    failed: int = field(default=0, init=False)
-    _until: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        check("failures", self.failures, whole(1))
-        check("seconds", self.seconds, POSITIVE)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it refuses now."""
-        return self.failed >= self.failures and asyncio.get_running_loop().time() < self._until
-
-    async def __aenter__(self) -> Self:
-        """Go in.
-
-        Raises:
-            UpstreamError: it refuses.
-        """
-        if self.is_open:
-            headers = retry_after_header(self._until - asyncio.get_running_loop().time())
-            raise UpstreamError(503, "It has failed too often, and was not asked.", headers=headers)
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Count the outcome."""
-        is_failure = kind is not None and issubclass(kind, Exception)
-        if kind is None or (is_failure and (issubclass(kind, UpstreamError) or not issubclass(kind, APIError))):
-            self.failed = self.failed + 1 if is_failure else 0
-            self._until = asyncio.get_running_loop().time() + self.seconds
-
-
-@dataclass
-class Replica:
-    """One server of an upstream.
-
-    Attributes:
-        url: its base URL.
-        in_flight: how many requests are on their way to it.
-        breaker: refuses what would fail, and says so as `breaker.is_open`.
-    """
-
-    url: str
-    breaker: Breaker
-    in_flight: int = 0
 
 
 @dataclass(eq=False, repr=False)
@@ -107,11 +44,10 @@ class Upstream:
     _headers: dict[str, str]
     _timeouts: dict[str, float | None]
     _prefix: Callable[[Request], Hashable] | None
-    _imbalance: int
+    _router: Router
     _max_answer_bytes: int
 
     def __post_init__(self) -> None:
-        self._had: OrderedDict[Hashable, Replica] = OrderedDict()
         self._asked: OrderedDict[Hashable, list[Replica]] = OrderedDict()  # by call, until it has its answer
         self._order = [*self.replicas]  # the server that was asked last is the last one
         # Not a client of httpx: what it does beside that, such as cookies, takes a third of a request.
@@ -150,7 +86,7 @@ class Upstream:
             UpstreamError: the server is unreachable, busy, or has failed.
         """
         call = _call() if len(self.replicas) > 1 else None
-        replica = self._choose(request, call)
+        replica, share = self._choose(messages, request, call)
         path, body = _passed_on(messages, request, self._model)
         is_stream = bool(getattr(request, "stream", request is None))
         async with replica.breaker, self:
@@ -160,6 +96,7 @@ class Upstream:
             url, extensions = _url_of(f"{replica.url}/{path}"), {"timeout": self._timeouts}
             sent = httpx.Request("POST", url, headers=headers, content=body, extensions=extensions)
             replica.in_flight += 1
+            usage: Any = None
             try:
                 async with (
                     asked,
@@ -169,8 +106,11 @@ class Upstream:
                     asked.answered(response.status_code)
                     async for data, chunk in parts:
                         asked.gave(data, chunk)
+                        if b'"cached_tokens"' in data:
+                            usage = (chunk or chunk_of(data)).get("usage")
                         yield Passed(data, chunk)
                 self._asked.pop(call, None)
+                count_tokens(replica, usage, share)
             except httpx.TimeoutException as error:
                 raise UpstreamError(504, "The upstream does not answer.") from error
             except httpx.HTTPError as error:
@@ -178,28 +118,32 @@ class Upstream:
             finally:
                 replica.in_flight -= 1
 
-    def _choose(self, request: Request | None, call: Hashable) -> Replica:
-        """Return the server that had the prefix of a request, unless others have far less to do, or the idlest one.
+    def _choose(self, messages: Messages, request: Base | None, call: Hashable) -> tuple[Replica, float]:
+        """Return the server for a request, and the share of the prompt that it probably has in its cache.
 
-        A server that an earlier attempt of the call has asked is the last choice. Servers that are as idle take turns.
+        A server that an earlier attempt of the call has asked is the last choice. Embeddings, of which nothing is
+        cached, go to the idlest server; servers that are as idle take turns.
         """
         well = [one for one in self._order if not one.breaker.is_open] or self._order
         asked = self._asked.get(call, [])
-        if fresh := [one for one in well if not any(one is other for other in asked)]:
+        if fresh := [one for one in well if one not in asked]:
             well = fresh
         else:
             asked = []
-        chosen = min(well, key=lambda one: one.in_flight)
-        if self._prefix is not None and request is not None:
-            prefix = self._prefix(request)
-            had = self._had.get(prefix)
-            if had in well and had.in_flight <= chosen.in_flight + self._imbalance:
-                chosen = had
-            _note(self._had, prefix, chosen)
+        if isinstance(request, EmbeddingsRequest):
+            chosen, share = min(well, key=lambda one: one.in_flight), 0.0
+        elif self._prefix is not None and isinstance(request, Request):
+            chosen, share = self._router.choose(Prefix.of_value(self._prefix(request)), well)
+        elif len(self.replicas) > 1:
+            salt = None if request is None else (request.model_extra or {}).get("cache_salt")
+            name = self._model or (request and request.model)
+            chosen, share = self._router.choose(Prefix.of_messages(messages, name, salt), well)
+        else:
+            chosen, share = well[0], 0.0
         if call is not None:
             _note(self._asked, call, [*asked, chosen])
         self._order.sort(key=lambda one: one is chosen)
-        return chosen
+        return chosen, share
 
 
 def upstream(
@@ -211,7 +155,7 @@ def upstream(
     connections: int | None = None,
     timeout_seconds: float = 60.0,
     prefix: Callable[[Request], Hashable] | None = None,
-    imbalance: int = 8,
+    imbalance: int = 2,
     breaker: Breaker | None = None,
     max_answer_bytes: int = _MAX_ANSWER_BYTES,
 ) -> Upstream:
@@ -222,14 +166,14 @@ def upstream(
 
     Args:
         base_url: the URL as clients take it, such as "http://10.0.0.1:8000/v1"; or several, of which each request goes
-            to the one that has fewest in flight; those with as few take turns. A further attempt asks another one.
+            to the one that has the beginning of its conversation in the cache. A further attempt asks another one.
         model: the name that the server knows the model by; None for the name in the request.
         api_key: the key that is sent to it.
         connections: the most connections; None without a limit.
         timeout_seconds: how long it may send nothing.
-        prefix: returns what decides about its cache, such as the system prompt of a request: the server that had the
-            same is preferred.
-        imbalance: how many more requests in flight than the idlest one that server may have.
+        prefix: returns what decides about the cache in place of the conversation, such as a text or a tuple of texts:
+            requests with the same go to the same server.
+        imbalance: how many more requests in flight than 1.25 times the mean of all servers that server may have.
         breaker: when a server is not asked; a copy for each. By default for 5 seconds after 3 failures in a row.
         max_answer_bytes: how large a whole answer, or an event of a stream, may be, in bytes; a larger one is an error.
 
@@ -260,7 +204,7 @@ def upstream(
     headers = {"content-type": "application/json", "accept-encoding": "identity", **key}
     replicas = tuple(Replica(url.rstrip("/"), replace(breaker or Breaker())) for url in urls)
     make_client = partial(httpx.AsyncHTTPTransport, limits=limits, trust_env=False)
-    return Upstream(replicas, model, make_client, headers, timeouts, prefix, imbalance, max_answer_bytes)
+    return Upstream(replicas, model, make_client, headers, timeouts, prefix, Router(imbalance), max_answer_bytes)
 
 
 def _call() -> Hashable:

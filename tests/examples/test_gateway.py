@@ -69,7 +69,7 @@ class Upstream(ModelServer):
             plan = plan.removesuffix(" once") if self.asked[client] == 1 else "good"
         return "refuses" if plan == "hangs" and self.hangs_up else plan
 
-    def words_of(self, body: dict[str, Any]) -> tuple[list[str], dict[str, int]]:
+    def words_of(self, body: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
         total = body.get("total", 2 * TOKENS)
         words = [f"{self.name}-{len(self.bodies)}-{number} " for number in range(TOKENS)]
         return words, {"prompt_tokens": TOKENS, "completion_tokens": TOKENS, "total_tokens": total}

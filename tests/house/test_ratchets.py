@@ -42,6 +42,7 @@ TESTS_OF_INTERNALS = {
     "house": 1,
     "runtime": 1,
     "saving": 3,
+    "serving": 1,
     "studio": 6,
     "telemetry": 4,
     "workers": 1,

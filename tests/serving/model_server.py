@@ -32,6 +32,7 @@ class ModelServer:
         bodies: the requests.
         headers: their headers.
         open: how many requests it has now.
+        usage: what its answers say of tokens.
     """
 
     def __init__(self, plan: str = "good") -> None:
@@ -39,6 +40,7 @@ class ModelServer:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.open = 0
+        self.usage: dict[str, Any] = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
         self.hanging: list[asyncio.StreamWriter] = []
         self.resumed = asyncio.Event()
 
@@ -50,9 +52,9 @@ class ModelServer:
     def plan_of(self, body: dict[str, Any]) -> str:
         return self.plan
 
-    def words_of(self, body: dict[str, Any]) -> tuple[list[str], dict[str, int]]:
+    def words_of(self, body: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
         """Returns the words of an answer, and its usage."""
-        return [*WORDS], {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+        return [*WORDS], self.usage
 
     async def has_changed(self) -> None:
         """Is called when a request has come or gone."""

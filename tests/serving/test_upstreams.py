@@ -257,30 +257,52 @@ async def test_a_breaker_refuses_and_tries_again() -> None:
             serving.Breaker(**options)
 
 
-async def test_the_idlest_server_is_asked_and_the_one_that_had_the_prefix_is_preferred() -> None:
-    first, second = ModelServer("endless"), ModelServer("endless")
-    async with first.listening() as one, second.listening() as two:
-        both = serving.upstream([one, two], prefix=lambda asked: asked.user, imbalance=2)
+async def test_a_conversation_stays_at_its_server_unless_that_has_far_more_to_do() -> None:
+    servers = [ModelServer("endless"), ModelServer("endless")]
+    async with servers[0].listening() as one, servers[1].listening() as two:
+        both = serving.upstream([one, two])
         async with asking({"both": both}) as http, contextlib.AsyncExitStack() as held:
-
-            async def ask(user: str) -> None:
-                body = {"model": "both", "messages": ASKED, "stream": True, "user": user}
+            for _ in range(7):
+                body = {"model": "both", "messages": ASKED, "stream": True}
                 stream = await held.enter_async_context(http.stream("POST", "/v1/chat/completions", json=body))
                 chunks: Any = stream.aiter_raw()
                 await anext(chunks)
                 held.push_async_callback(chunks.aclose)
-
-            for user in ("a", "b", "a", "a", "a", "a"):
-                await ask(user)
-            # A user's server may have two calls more than the other server, so the fifth call goes to the other one.
-            assert (first.open, second.open) == (4, 2)
-            assert [replica.in_flight for replica in both.replicas] == [4, 2]
-            for user in ("c", "d"):  # a new user goes to the idlest server, whichever was asked last
-                await ask(user)
-            assert [replica.in_flight for replica in both.replicas] == [4, 4]
+            # With six in flight, a server has more than 1.25 times the mean of three, and two more.
+            busiest, idlest = sorted(both.replicas, key=lambda one: -one.in_flight)
+            assert (busiest.in_flight, idlest.in_flight) == (6, 1)
+            assert sorted(server.open for server in servers) == [1, 6]
+            idle = servers[both.replicas.index(idlest)]
+            idle.plan = "good"
+            for _ in range(3):  # embeddings have nothing in a cache
+                assert (await http.post("/v1/embeddings", json={"model": "both", "input": "a"})).status_code == 200
+            assert [("input" in body) for body in idle.bodies] == [False, True, True, True]
         assert [replica.in_flight for replica in both.replicas] == [0, 0]
-        while first.open or second.open:
+        while any(server.open for server in servers):
             await asyncio.sleep(0)
+
+
+async def test_what_servers_say_of_their_caches_is_counted_beside_what_was_expected() -> None:
+    servers = [ModelServer(), ModelServer()]
+    async with servers[0].listening() as one, servers[1].listening() as two:
+        both = serving.upstream([one, two], model="m")
+        first: Messages = [{"role": "system", "content": "x" * 99}, {"role": "user", "content": "y" * 99}]
+        further: Messages = [*first, {"role": "assistant", "content": "z" * 98}, {"role": "user", "content": ""}]
+        other: Messages = [first[0], {"role": "user", "content": "another conversation"}]
+        with_tools: Messages = [{**further[0], "content": [{"type": "text", "text": "x"}]}, *further[1:]]
+        async with asking({"both": both}) as http:
+            for details in (None, {"cached_tokens": 60}, {"cached_tokens": "many"}, {"cached_tokens": None}, 5):
+                for server in servers:
+                    server.usage = {"prompt_tokens": 90, "completion_tokens": 3, "prompt_tokens_details": details}
+                for stream, messages in itertools.product((False, True), (first, further, other, with_tools)):
+                    assert (await chat(http, "both", messages, stream=stream)).status_code == 200
+        homes = {
+            json.dumps(body["messages"]): url for url, one in zip("ab", servers, strict=True) for body in one.bodies
+        }
+        assert homes[json.dumps(first)] == homes[json.dumps(further)]
+        told = [(one.prompt_tokens, one.cached_tokens, one.expected_tokens) for one in both.replicas]
+        # Each of the four was asked before, so all of it was expected.
+        assert tuple(map(sum, zip(*told, strict=True))) == (8 * 90, 8 * 60, 8 * 90)
 
 
 def without_request(node: Any) -> Any:
@@ -307,29 +329,32 @@ async def test_a_further_attempt_asks_a_server_that_has_not_failed_this_call() -
 
 
 async def test_a_hedge_asks_another_server() -> None:
-    silent, server = ModelServer("silent"), ModelServer()
-    async with silent.listening() as one, server.listening() as two:
-        up = serving.upstream([one, two], prefix=lambda asked: "all")
+    servers = [ModelServer(), ModelServer()]
+    async with servers[0].listening() as one, servers[1].listening() as two:
+        up = serving.upstream([one, two])
         hedged = up.chat.with_policy(hedge=ps.Hedge(after_seconds=0.01, max_share=1.0))
         async with asking({"hedged": hedged}) as http:
             assert (await chat(http, "hedged")).status_code == 200
-        assert (len(silent.bodies), len(server.bodies)) == (1, 1)
+            home = next(server for server in servers if server.bodies)
+            home.plan = "silent"
+            assert (await chat(http, "hedged")).status_code == 200
+        assert sorted(len(server.bodies) for server in servers) == [1, 2]
 
 
-async def test_servers_that_are_as_idle_take_turns() -> None:
+async def test_servers_that_are_as_idle_take_turns_with_embeddings_and_a_prefix_stays() -> None:
     servers = [ModelServer() for _ in range(3)]
     async with contextlib.AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(server.listening()) for server in servers]
-        both = serving.upstream(urls, prefix=lambda asked: asked.user)
-        http = await stack.enter_async_context(asking({"both": both, "plain": serving.upstream(urls)}))
-        for _ in range(2):  # the second time, each user's server is known
+        models = {"both": serving.upstream(urls, prefix=lambda asked: asked.user), "plain": serving.upstream(urls)}
+        http = await stack.enter_async_context(asking(models))
+        for said in ("one", "two"):
             for user in "abcdef":
-                await chat(http, "both", user=user)
+                await chat(http, "both", said, user=user)
         users = [[body["user"] for body in server.bodies] for server in servers]
-        assert users == [["a", "d"] * 2, ["b", "e"] * 2, ["c", "f"] * 2]
+        assert all(one[: len(one) // 2] == one[len(one) // 2 :] for one in users)
         for _ in range(6):
-            await chat(http, "plain")
-        assert [len(server.bodies) for server in servers] == [6] * 3
+            await http.post("/v1/embeddings", json={"model": "plain", "input": "a"})
+        assert [sum("input" in body for body in server.bodies) for server in servers] == [2] * 3
 
 
 class Outputs:
