@@ -102,9 +102,10 @@ class RunningCall(Frame, WorkerGroup, Listener):
         self.closed = False
         if headers is not None or (options.trace_execution and spans.tracer_provider() is not None):
             self.run_span, self.traced = spans.start_run(
-                graph, context, is_wanted=options.trace_execution, headers=headers, item=item, stream=stream,
+                graph, context, is_wanted=bool(options.trace_execution), headers=headers, item=item, stream=stream,
                 begins_trace=item is not None and options.trace_items,
             )  # fmt: skip
+            self.traced = self.traced and options.trace_execution is True
             self.is_reported = self.run_span is not None
             self._is_plain = False
         if timeout_seconds is not None:

@@ -41,7 +41,7 @@ class CallOptions(TypedDict, total=False):
     reuse_plans: bool
     fuse: bool
     device_strategy: str
-    trace_execution: bool
+    trace_execution: bool | Literal["calls"]
     trace_items: bool
     collect_metrics: bool
     durable: "saving.Durable | None"
@@ -82,7 +82,9 @@ class ExecutionOptions:
             program, so fusion cannot change a bit of the results. A deployment keeps the value that it started with.
         device_strategy: where device nodes with device="auto" run: a name that `penstock.devices.select` accepts, such
             as "auto", "cpu" or "gpu:1". A deployment keeps the strategy that it started with.
-        trace_execution: whether spans are opened, if the application has set up tracing and the call is sampled.
+        trace_execution: whether spans are opened, if the application has set up tracing and the call is sampled: True
+            for spans of calls, of their steps and of shared work, such as a batch; "calls" for no spans of steps; False
+            for no spans.
         trace_items: whether each item of a stream of calls begins a trace of its own, which is sampled separately and
             linked to the span of the stream; for streams that run long. With False, all items are in the trace of the
             stream.
@@ -109,7 +111,7 @@ class ExecutionOptions:
     reuse_plans: bool = True
     fuse: bool = True
     device_strategy: str = "auto"
-    trace_execution: bool = True
+    trace_execution: bool | Literal["calls"] = True
     trace_items: bool = False
     collect_metrics: bool = True
     durable: "Durable | None" = None
@@ -138,7 +140,8 @@ _ACCEPTED: Final = {
         _is_name_of_place,
     ),
     "durable": optional(OptionRule("a Durable", lambda value: isinstance(value, saving.Durable))),
-    **dict.fromkeys(("ordered", "reuse_plans", "fuse", "trace_execution", "trace_items", "collect_metrics"), SWITCH),
+    **dict.fromkeys(("ordered", "reuse_plans", "fuse", "trace_items", "collect_metrics"), SWITCH),
+    "trace_execution": OptionRule("True, False or 'calls'", lambda value: isinstance(value, bool) or value == "calls"),
 }
 DEFAULTS = ExecutionOptions()
 # Without `max_workers`: the threads of an Engine, and the items that an `async def` handles at a time in a stream.

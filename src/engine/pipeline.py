@@ -555,9 +555,10 @@ class Pipeline(OpenStream):
         self._changed.notify_all()
         if self.on_item_settled is not None:
             self.on_item_settled(frame)
-        if frame.span is not None:
+        has_span = frame.span is not None or self._options.trace_execution == "calls"
+        if has_span and isinstance(frame, RunningCall):
             error = self._error if frame.expired and frame.error is None else frame.error
-            spans.end_run(frame.span.parent, outcome_of(frame.state, error), error)
+            spans.end_run(frame.run_span, outcome_of(frame.state, error), error)
         if self._admission is not None and has_place:
             self._admission.release(share)
 

@@ -483,6 +483,37 @@ async def test_without_trace_execution_there_are_no_spans(tracing: Tracing) -> N
         await engine.run(line(1), trace_execution="no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
+@ps.node(batch=ps.Batch(4, max_wait_seconds=0))
+async def doubled(xs: list[int]) -> list[int]:
+    return [2 * x for x in xs]
+
+
+async def test_spans_of_calls_alone_say_what_happened_to_a_call(tracing: Tracing) -> None:
+    @ps.node(runs_on="thread")
+    def inside(x: int) -> int:
+        return span_targets.ids(x)[1]
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return ps.apply(lambda found, _: found, inside(x), await doubled(x))
+
+    gate = Gate()
+    held = ps.graph(ps.node(gate.wait))
+    async with engine.deploy(graph, held, max_in_flight=1, trace_execution="calls") as service:
+        [waits] = await begun(service.run(held(0)))
+        [call] = await begun(service.run(graph(1)))
+        gate.open()
+        await waits
+        found = [await call, await engine.run(graph(2), trace_execution="calls")]
+    found += await values_of(engine.stream([graph(3)], trace_execution="calls"))
+    runs = tracing.named("penstock.run graph")
+    assert found == [id_of(run) for run in runs]  # which is current in the handlers
+    assert {span.name for span in tracing.spans()} == {
+        "penstock.run graph", "penstock.run wait", "penstock.stream graph", "penstock.batch doubled"
+    }  # fmt: skip
+    assert attributes_of(runs[0])[names.ADMISSION_WAIT] > 0
+
+
 def trace_of(span: ReadableSpan) -> int:
     assert span.context is not None
     return span.context.trace_id
