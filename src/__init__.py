@@ -6,7 +6,7 @@ The map of the house, in the order in which its floors may import each other:
     _public      the public names of a package, and which of them are imported late; imports no other part
     _machine     what the machine gives to this process: cores, limits, a SLURM allocation; imports no other part
     telemetry    spans and logs through the API of OpenTelemetry, counters, tables; imports only _public
-    actors       one actor: channel, limiter, frame, group of workers, policy, supervision, threads, processes
+    actors       one actor: channel, limiter, frame, group of workers, policy, supervision, threads
     saving       values as bytes, folders of snapshots on the disk, durable loops and where they are kept
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use
@@ -19,6 +19,7 @@ The map of the house, in the order in which its floors may import each other:
     asgi         streams over HTTP, for Starlette and FastAPI
     serving      OpenAI's protocol in front of any graph
     consume      consumers of logs and queues, such as Kafka
+    workers      nodes in worker processes, loaded by the first `runs_on="process"`
     cluster      nodes on workers of other machines, which Ray places
     testing      virtual time, seeded interleavings, fakes
     _cli         the command line, a module for each command

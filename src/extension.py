@@ -9,6 +9,7 @@ The others are for tests: `penstock.testing` stands on them.
 """
 
 from ._public import public
+from .actors.calls_ahead import CallsAhead
 from .actors.current import working_on
 from .actors.execution import Attempt, Bound
 from .actors.frame import attempts_of, noted
@@ -16,7 +17,7 @@ from .actors.node_actor import Places
 from .actors.own_loops import filled_inbox, filled_stream_inbox
 from .actors.packed_errors import pack_error, unpack_error
 from .actors.packing import Packer
-from .actors.threads import LoopMailbox, end_with_loop
+from .actors.threads import LoopMailbox, ThreadOwner, end_forked, end_with_loop
 from .engine.control import split_stream
 from .engine.engine import kept_plan, run_kept
 from .engine.graph import replaced
@@ -28,14 +29,15 @@ from .engine.stateful import as_node
 from .engine.tracing.annotations import hints_of
 from .saving.encoding import Encoded, decode, encode
 from .telemetry.counters import Figure, tell_in_top
-from .telemetry.spans import MessageTrace
+from .telemetry.spans import MessageTrace, WorkerTraces
 
 __all__ = [
-    "Attempt", "Bound", "Called", "Encoded", "Execution", "Figure", "Interception", "Keeper", "KeptSite",
+    "Attempt", "Bound", "Called", "CallsAhead", "Encoded", "Execution", "Figure", "Interception", "Keeper", "KeptSite",
     "LoopMailbox", "MessageTrace", "Packer", "Places", "Scope", "Site", "StageIterator", "StageRole", "ThreadIterator",
-    "as_node", "attempts_of", "decode", "encode", "end_with_loop", "filled_inbox", "filled_stream_inbox", "has_state",
-    "has_value", "hints_of", "intercept", "is_stream", "kept_plan", "noted", "pack_error", "replaced", "run_kept",
-    "split_stream", "stage_node", "tell_in_top", "unpack_error", "wirings", "working_on",
+    "ThreadOwner", "WorkerTraces", "as_node", "attempts_of", "decode", "encode", "end_forked", "end_with_loop",
+    "filled_inbox", "filled_stream_inbox", "has_state", "has_value", "hints_of", "intercept", "is_stream", "kept_plan",
+    "noted", "pack_error", "replaced", "run_kept", "split_stream", "stage_node", "tell_in_top", "unpack_error",
+    "wirings", "working_on",
 ]  # fmt: skip
 
 __getattr__, __dir__ = public(__name__)

@@ -1,1 +1,1 @@
-"""One actor: channel, places, frame, the group of workers that carries frames, policy, threads and processes."""
+"""One actor: channel, places, frame, the group of workers that carries frames, policy, threads."""

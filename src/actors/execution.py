@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
 from .._errors import DeadlineExceeded, Interrupted, NodeCancelledError, NotFinished, Overloaded
 from ..telemetry import names
 from ..telemetry.counters import Figure
-from ..telemetry.spans import FrameSpan, NodeSpan, note_on_span, of_every_execution, outgoing
+from ..telemetry.spans import FrameSpan, NodeSpan, WorkerTraces, note_on_span, of_every_execution
 from .chains import WATCHED, Link, watched
 from .current import Handling, ItemInfo
 from .frame import LEFT_OUT, NOTHING, Frame, Interruption, foreign_cancel
@@ -249,9 +249,36 @@ class Attempt:
         """Whether the item has ended, so that no caller waits for the result; the task of the attempt is cancelled."""
         return self._frame.cancelled
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the task is cancelled because the other attempt of a hedge has a result: the work may go on."""
+        return self._member.cut is LOST
+
+    @property
+    def priority(self) -> int:
+        """The priority of the call: calls of a higher priority begin earlier."""
+        return self._frame.priority
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """The fields for log records of the work: graph, node, item and attempt."""
+        return {
+            "graph": self._actor.graph, "node": self._actor.label(), "item": self._frame.item,
+            "attempt": self._member.position.attempt,
+        }  # fmt: skip
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long the item has waited for the beginning of its work, in all attempts: this time is no busy time."""
+        return self._member.position.waited_seconds
+
+    @waited_seconds.setter
+    def waited_seconds(self, seconds: float) -> None:
+        self._member.position.waited_seconds = seconds
+
     def trace_context(self) -> dict[str, str]:
         """Return the headers that make spans in another process a part of the trace; empty if it is not sampled."""
-        return {} if self._frame.span is None else outgoing()
+        return {} if self._frame.span is None else WorkerTraces.headers()
 
     def begun(self, waited_seconds: float | None = None) -> None:
         """Note that the work has begun now: the timeout and the busy seconds count from this moment.

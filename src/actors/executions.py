@@ -1,4 +1,4 @@
-"""Executions: how the handler of a node runs on the loop, in a thread, in a worker process, or in a loop of its own."""
+"""Executions: how the handler of a node runs on the loop, in a thread, or in a loop of its own."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,17 +13,14 @@ from .._errors import EngineClosedError
 from ..telemetry import names, spans
 from ..telemetry.counters import Figure
 from .chains import WATCHED, run_linkwise, watched
-from .execution import LOST, Attempt, Bound, DetachedRequest, DetachedStep
+from .execution import Attempt, Bound, DetachedRequest, DetachedStep
 from .frame import LEFT_OUT, Frame
 from .loop_host import LoopHost, figure_of
 from .own_loops import Mailbox, Request
 from .supervision import Child
-from .tasks import start_task, until
 from .threads import Job, ThreadPool, ThreadSlots
 
 if TYPE_CHECKING:
-    from ..workers.messages import WorkerInstance
-    from ..workers.pool import ProcessPool
     from .node_actor import NodeActor
     from .worker import Member
 
@@ -169,58 +166,6 @@ def call_in_thread(
     except (EngineClosedError, RuntimeError):  # the pool is closed, or no thread can start
         job.on_returned()
         raise
-
-
-class InProcess(Bound):
-    """Calls a plain `def`, or an instance of a class, in a worker process.
-
-    Args:
-        pool_of: returns the worker processes.
-        target: the function or class, as "module:qualname".
-        in_workers: the instance that each worker process makes of a class; None for a function.
-        is_hedged: whether a second attempt may begin beside an attempt that is slow to begin or to end.
-    """
-
-    __slots__ = ("_in_workers", "_is_hedged", "_pool_of", "_target", "begins_later")
-
-    def __init__(
-        self, pool_of: "Callable[[], ProcessPool]", target: str, in_workers: "WorkerInstance | None", *, is_hedged: bool
-    ) -> None:
-        super().__init__()
-        self._is_hedged = is_hedged
-        self.begins_later = not is_hedged  # when a process begins the call
-        self._pool_of = pool_of
-        self._target = target
-        self._in_workers = in_workers
-
-    async def run(self, attempt: Attempt) -> Any:
-        """Have a worker process make the call."""
-        actor, frame, member = attempt._actor, attempt._frame, attempt._member
-        position, given = member.position, perf_counter()
-        before = position.waited_seconds  # the waits of earlier attempts
-
-        def begun() -> None:
-            attempt.begun(before + perf_counter() - given)
-
-        def took(seconds: float) -> None:
-            position.waited_seconds = before + max(0.0, perf_counter() - given - seconds)
-
-        item = {"graph": actor.graph, "node": actor.label(), "item": frame.item, "attempt": position.attempt}
-        work = self._pool_of().run(
-            self._target, attempt.args, attempt.kwargs, item, self._in_workers,
-            priority=frame.priority, begun=None if self._is_hedged or position.timeout is None else begun, took=took,
-        )  # fmt: skip
-        if not self._is_hedged:
-            return await work
-        call = start_task(member.group.loop, work)
-        attempt.keeps_place_until(call)
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError as error:
-            if error.args != (LOST,) and not call.done():  # the job of a lost race goes on: a cancel ends its process
-                call.cancel()
-                await until(call.done, lambda: asyncio.wait([call]))
-            raise
 
 
 class InOwnLoop(Bound):

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 # "No limit" is a very large number, so that the hot path needs no branch. It is below 2 ** 30, where Python counts a
 # quarter faster.
 UNLIMITED = (1 << 30) - 1
-# How many items of a node may wait for each worker process, besides the item that runs there.
-AHEAD_ITEMS = 23
 # The queue of a group of workers before its first frame; it stays empty. Sharing it saves each call the 760 bytes of a
 # deque.
 NOTHING_READY: "deque[tuple[NodeActor, Frame]]" = deque()
@@ -50,7 +48,7 @@ class Limiter:
     `free` may be negative: a thread that was abandoned keeps a place, while the worker that has left the thread gives
     back its own place (see `take_over_limit`).
 
-    Besides the places, there may be room for items that are sent `ahead` to worker processes or threads, and have not
+    Besides the places, there may be room for items that are sent `ahead` to threads or other processes, and have not
     begun there. In threads, `slots` run no more items than there are places.
     """
 
@@ -118,7 +116,7 @@ class Places(NamedTuple):
     Attributes:
         limit: how many items; None without a limit.
         ahead: how many further items `Bound.run` may get before a place is free, so that they are there when a place
-            becomes free.
+            becomes free; none for a node with `hedge=` or `max_bytes=`, and no more than its `capacity=`.
         key: call sites with the same key share the places, in the whole Engine: an object that can be weakly
             referenced, such as a node or the execution. None: the call site shares its places with no other.
     """

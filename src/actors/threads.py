@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from .._errors import EngineClosedError, travelling
+from .calls_ahead import recent_mean
 from .tasks import when_main_thread_ends
 
 
@@ -207,11 +208,6 @@ class Job:
             callback()
 
 
-def recent_mean(mean_seconds: float | None, latest_seconds: float) -> float:
-    """Return the mean time of jobs after a further job, which counts an eighth. None: there was no job before."""
-    return latest_seconds if mean_seconds is None else mean_seconds + (latest_seconds - mean_seconds) / 8
-
-
 class ThreadSlots:
     """The jobs of a node with a limit of jobs at a time. Further jobs wait here, and a thread takes them.
 
@@ -266,29 +262,6 @@ class ThreadPoolStatistics:
     queued: int
     completed: int
     discarded: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessPoolStatistics:
-    """A snapshot of the pool of worker processes: its processes and calls now, and the calls that it has run.
-
-    Attributes:
-        workers: processes started and not yet found dead.
-        idle: processes that wait for a call.
-        busy: processes that start, or run a call.
-        queued: calls that no process has begun: they wait for a process, or were sent ahead.
-        completed: calls that came back, with a result or an error.
-        died: processes that ended by themselves, busy or idle.
-        killed: processes killed because their call was cancelled, or the pool closed.
-    """
-
-    workers: int
-    idle: int
-    busy: int
-    queued: int
-    completed: int
-    died: int
-    killed: int
 
 
 class ThreadPool(ThreadOwner):
@@ -523,23 +496,6 @@ class ThreadPool(ThreadOwner):
         self._threads.discard(thread)
         if not self._threads:
             self._all_ended.set()
-
-
-# The name of a worker process, and its exit status if its main script runs an engine again; no program uses this
-# status.
-WORKER_NAME = "penstock-worker"
-RUNS_SCRIPT_AGAIN = 87
-
-
-def end_worker_in_script() -> None:
-    """End this process at once if it is a worker that still imports the main script: the script would run again.
-
-    multiprocessing marks such a process, to refuse that the process starts further processes.
-    """
-    processes = sys.modules.get("multiprocessing.process")  # without importing it: few programs have worker processes
-    process = None if processes is None else processes.current_process()
-    if getattr(process, "_inheriting", False) and process is not None and process.name == WORKER_NAME:
-        os._exit(RUNS_SCRIPT_AGAIN)
 
 
 def end_forked(error: BaseException | None) -> NoReturn:

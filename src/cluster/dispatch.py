@@ -8,15 +8,11 @@ from itertools import count
 from typing import Any, Final
 
 from .._errors import EngineClosedError, WorkerDied, copy_of
+from ..extension import CallsAhead
 
 # This module uses no threads and no names of Ray: a `Transport` starts workers and carries calls. So the same code runs
 # with simulated workers, in virtual time.
 
-# How many seconds of work a worker is given ahead, by the mean times of functions: twice the time of an answer and of
-# the next call on a busy driver. As much work may be lost when a worker dies, because its progress is not known.
-_AHEAD_SECONDS: Final = 0.015
-# If a function takes so much longer than its mean, the functions behind it are taken back, for another worker.
-_OVERDUE_SECONDS: Final = 2 * _AHEAD_SECONDS
 # A worker that does not answer a recall within this time is killed with all of its calls: a function holds its GIL.
 _RECALL_SECONDS: Final = 1.0
 # How many coroutines a worker runs at a time; each holds one of its threads.
@@ -64,8 +60,7 @@ class Worker:
         process: the name of its process there.
         functions: the functions that were sent and not answered, in order; the first function runs.
         coroutines: the coroutines and streams that the worker has.
-        since: when the first of `functions` began.
-        expected_seconds: how long `functions` will take.
+        ahead: whether the worker may get another function, by the expected times of `functions`.
         is_up: whether the worker has started.
         is_killed: whether the worker gets no more calls, because it ends.
         is_recalling: whether the worker was asked for the functions that it has not begun.
@@ -77,9 +72,8 @@ class Worker:
     process: str = ""
     functions: dict[int, Call] = field(default_factory=dict[int, Call])
     coroutines: dict[int, Call] = field(default_factory=dict[int, Call])
+    ahead: CallsAhead = field(default_factory=lambda: CallsAhead({}))
     _sent: int = 0
-    since: float = 0.0
-    expected_seconds: float = 0.0
     is_up: bool = False
     is_killed: bool = False
     is_recalling: bool = False
@@ -245,7 +239,7 @@ class Dispatcher:
         for number in numbers:
             call = worker.functions.pop(number, None)
             if call is not None:
-                worker.expected_seconds -= call.expected_seconds
+                worker.ahead.taken_back(call.expected_seconds)
                 call.worker = None
                 if call.gone is None:
                     again.append(call)
@@ -288,7 +282,7 @@ class Dispatcher:
             if call.gone is not None:
                 waiting.popleft()
                 continue
-            worker = self._lane() if to_coroutines else self._thread()
+            worker = self._lane() if to_coroutines else self._thread(call.name)
             if worker is None:
                 return
             waiting.popleft()
@@ -304,15 +298,15 @@ class Dispatcher:
         self._grow()
         return None
 
-    def _thread(self) -> Worker | None:
-        """Return a worker for a function: a free worker, or a busy worker that may get a function ahead."""
+    def _thread(self, name: str) -> Worker | None:
+        """Return a worker for a function: a free worker, or a busy worker that may get the function ahead."""
         if self._free:
             return next(reversed(self._free))  # the worker that was used last: its caches are warm
         self._grow()
         now = asyncio.get_running_loop().time()
         while self._roomy:
             worker = next(iter(self._roomy))
-            if now - worker.since < _AHEAD_SECONDS:
+            if worker.ahead.has_room(name, now):
                 return worker
             del self._roomy[worker]
         return None
@@ -323,7 +317,7 @@ class Dispatcher:
             return
         if self._may_start_at and asyncio.get_running_loop().time() < self._may_start_at and self.workers:
             return
-        worker = Worker(next(self._numbers))
+        worker = Worker(next(self._numbers), ahead=CallsAhead(self._mean_seconds))
         self.workers.add(worker)
         self._starting += 1
         self._transport.start(worker)
@@ -338,36 +332,32 @@ class Dispatcher:
             worker.coroutines[call.number] = call
             call.begun()
         else:
-            call.expected_seconds = self._mean_seconds.get(call.name, _AHEAD_SECONDS)
             loop = call.future.get_loop()
             if not worker.functions:
-                worker.since, worker.expected_seconds = loop.time(), 0.0
                 self._free.pop(worker, None)
                 call.begun()
             elif worker._timer is None:
-                worker._timer = loop.call_later(_OVERDUE_SECONDS, self._look, worker)
+                worker._timer = loop.call_later(CallsAhead.OVERDUE_SECONDS, self._look, worker)
             worker.functions[call.number] = call
-            worker.expected_seconds += call.expected_seconds
+            call.expected_seconds = worker.ahead.sent(call.name, loop.time())
             self._place(worker)
         self._transport.send(worker, call)
 
     def _place(self, worker: Worker) -> None:
-        """Note whether a busy worker may get a function ahead. The worker that got one last is the last in line."""
+        """Put a worker in line for functions, ahead if it is busy. The worker that got one last is the last in line."""
         self._roomy.pop(worker, None)
         if worker.is_killed or worker.is_recalling:
             return
         if not worker.functions:
             self._free[worker] = None
-        elif worker.expected_seconds < _AHEAD_SECONDS:
+        else:
             self._roomy[worker] = None
 
     def _function_ended(self, worker: Worker, call: Call, seconds: float | None) -> None:
         del worker.functions[call.number]
-        worker.expected_seconds -= call.expected_seconds
-        worker.since = call.future.get_loop().time()
+        worker.ahead.ended(call.expected_seconds, call.future.get_loop().time())
         if seconds is not None:
-            before = self._mean_seconds.get(call.name, seconds)
-            self._mean_seconds[call.name] = before + (seconds - before) / 8
+            worker.ahead.took(call.name, seconds)
         following = next(iter(worker.functions.values()), None)
         if following is not None and following.gone is None:
             following.begun()
@@ -384,10 +374,9 @@ class Dispatcher:
     def _look(self, worker: Worker) -> None:
         """Take back the functions behind a function that takes too long."""
         worker._timer = None
-        if len(worker.functions) < 2 or worker.is_recalling or worker.is_killed:
+        due, loop = worker.ahead.overdue_at(), asyncio.get_running_loop()
+        if due is None or worker.is_recalling or worker.is_killed:
             return
-        loop = asyncio.get_running_loop()
-        due = worker.since + _OVERDUE_SECONDS
         if loop.time() >= due:
             self._recall(worker)
         else:

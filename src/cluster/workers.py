@@ -19,8 +19,6 @@ from .dispatch import Call, Dispatcher, Transport, Worker
 from .messages import Reference, pack_function
 from .remote import Request
 
-# How many functions, besides the running one, may be sent to each worker or wait for it: as for processes.
-_AHEAD_ITEMS: Final = 23
 # Larger arguments are written into the store in a thread, because the copy would block the event loop.
 _MESSAGE_MAX_BYTES: Final = 256 * 1024
 
@@ -127,8 +125,7 @@ class Workers(extension.Execution):
 
     def places(self, node: Node[..., Any], scope: extension.Scope) -> extension.Places:
         """Return a place for each worker, and room for items ahead."""
-        alone = node.policy.hedge is not None or node.policy.max_bytes is not None
-        return extension.Places(self.workers, 0 if alone else _AHEAD_ITEMS * self.workers, self)
+        return extension.Places(self.workers, extension.CallsAhead.MOST * self.workers, self)
 
     def bind(self, site: extension.Site) -> extension.Bound:
         """Return the object that has workers make the calls of a site."""

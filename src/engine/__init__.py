@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from .._public import public as _public
 from ..actors.supervision import RestartMode, Strategy
-from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
+from ..actors.threads import ThreadPoolStatistics
 from ..telemetry.counters import ActorState, ActorStatistics, CacheStatistics, ChannelStatistics, ProgramMemory
 from .admission import AdmissionStatistics, KeyStatistics
 from .call_stream import Stream
@@ -16,6 +16,7 @@ from .graph import GraphStatistics
 from .node import RunsOn
 from .one_call_stream import EventStream
 from .options import CallOptions, OnFinished, Scheduler
+from .pools import ProcessPoolStatistics
 from .program import Plan
 from .statistics import Bottleneck, StreamStatistics
 

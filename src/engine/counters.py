@@ -159,7 +159,7 @@ def step_sites(wired: list[Wired], room: Room | None) -> list[StepSite]:
                 NOTHING, key=id(actor), runs_on=execution._place,
                 holds_loop=execution._is_inline and not node.is_async and not is_stream, gathers=execution._gathers,
                 holds=execution._holds, is_on_loop=execution._is_inline, owns_loop=execution._runs_loop,
-                pool=execution._pool, batch_size=0 if execution._holds is None else execution._batch.max_size,
+                pool=execution.pool, batch_size=0 if execution._holds is None else execution._batch.max_size,
                 batch_wait_seconds=0.0 if execution._holds is None else execution._batch.max_wait_seconds, places=(),
                 consumers=readers, behind=behind, around=around, at=at[0], drawing=digest, step=boxes[0],
             )  # fmt: skip
@@ -278,10 +278,10 @@ def _step_snapshot(site: StepSite, pools: "Pools", threads: "ThreadShare | None"
 def _places(
     actor: NodeActor, node: Node[..., object], room: Room | None, pools: "Pools", threads: "ThreadShare | None"
 ) -> "Iterator[Capacity]":
-    """Yield the places of a node, and then the places of the pool of threads or processes that the node uses."""
+    """Yield the places of a node, and then the places of the pool of the Engine that the node uses."""
     from ..telemetry.profiling.records import Capacity
 
-    own, is_own, pool = actor.limiter, actor.limiter.limit < UNLIMITED, node.runs_on._pool
+    own, is_own, pool = actor.limiter, actor.limiter.limit < UNLIMITED, node.runs_on.pool
     is_stateful = node.template is not None or node.runs_on._runs_loop
     is_shared = node.policy.concurrency is not None and not is_stateful
     if room is not None and room.limit < own.limit:

@@ -79,7 +79,7 @@ def batched_node(
     # taken.
     capacity = policy.capacity or max(DEFAULT_CAPACITY, batch.max_size)
     one_item: Any = _of_one_item(fn, label)
-    one_item._penstock_of_list = fn  # the function that a worker process calls
+    one_item._penstock_of_list = fn  # the function that another process calls
     gathered = InBatches(execution, fn, batch, policy.concurrency)
     return Node(one_item, replace(policy, concurrency=None, capacity=capacity), name=label, runs_on=gathered)
 

@@ -11,7 +11,7 @@ from .._public import LateModule
 from ..actors.accepted import check, optional, whole
 from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.tasks import uninterrupted, until
-from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
+from ..actors.threads import ThreadPoolStatistics
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.tables import UNKNOWN, Rendered, Table, count, of
 from .admission import fair_shares
@@ -36,6 +36,7 @@ from .keeping import Keeper
 from .one_call_stream import EventStream, OfCall, OfCalls, StreamingCall, check_events, stream_of
 from .options import DEFAULT_WORKERS, CallOptions, ExecutionOptions, OnFinished, checked, chosen, of_engine, resolve
 from .pipeline import CallsStream, own_pipeline
+from .pools import ProcessPoolStatistics
 from .program import Plan, Wired
 from .scope import Runtime, Scope, running_loop, started
 

@@ -1,34 +1,31 @@
-"""Executions: how the steps of nodes run: on the event loop, in threads, worker processes, or loops of their own."""
+"""Executions: how the steps of nodes run: on the event loop, in threads, or in loops of their own."""
 
 import functools
-import itertools
 import types
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..actors import attempts
 from ..actors.attempts import hedged
-from ..actors.batching import Batch, ThreadBatcher, results_of
+from ..actors.batching import Batch, ThreadBatcher
 from ..actors.chains import watched
 from ..actors.current import starts_tasks
 from ..actors.execution import ASYNC, GENERAL, INLINE, Around, Bound, invoke_plain
-from ..actors.executions import Inline, InOwnLoop, InProcess, InThread, OnLoop, StartsTasks
+from ..actors.executions import Inline, InOwnLoop, InThread, OnLoop, StartsTasks
 from ..actors.generators import Opening, fail_over, hedged_stream, staying_inside, values_of
 from ..actors.loop_host import LoopHost, OwnsLoop
-from ..actors.node_actor import AHEAD_ITEMS, NO_LIMIT, NodeActor, Places, report_blocking
-from ..actors.policy import Policy
+from ..actors.node_actor import NO_LIMIT, NodeActor, Places, report_blocking
 from ..actors.stream_buffer import DEFAULT_CAPACITY
 from ..actors.threads import ThreadSlots
 from .bodies import failing_over, opening, stream_failing_over
-from .node import Execution, Node, Scope, Site, is_async
+from .node import Execution, Node, Scope, Site, is_async, items_ahead
 from .source import in_input_order
 from .stateful import recipe_of
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import Bound as LimitedBy
-    from .pools import Pools
 
 
 class OnTheLoop(Execution):
@@ -95,11 +92,8 @@ class InThreads(Execution):
     """Calls plain functions in the threads of the Engine: `runs_on="thread"`."""
 
     _is_here = True
-    _pool = "threads"
-
-    def check(self, node: Node[..., Any]) -> None:
-        """Refuse a function that is not a plain `def`."""
-        _check_plain(node, self.name)
+    needs_plain_def = True
+    pool = "threads"
 
     def places(self, node: Node[..., Any], scope: Scope) -> Places:
         """Return as many places as the scope has threads."""
@@ -115,107 +109,11 @@ class InThreads(Execution):
             if limiter.slots is None:
                 limiter.slots = ThreadSlots(limiter.limit)
             has_all_threads = scope._threads is None and scope._has_places_in_threads
-            ahead = _items_ahead(policy, policy.concurrency) * (policy.is_once and has_all_threads)
+            ahead = items_ahead(policy, policy.concurrency) * (policy.is_once and has_all_threads)
         return InThread(scope._pools.threads, ahead, site._instance)
 
     def _batcher(self, fn: Callable[..., Any], batch: Batch, most: int, name: str, scope: Scope) -> OwnsLoop:
         return ThreadBatcher(fn, batch, most, name, scope._pools.threads, scope._threads)
-
-
-class InProcesses(Execution):
-    """Calls plain functions, and instances of classes, in worker processes: `runs_on="process"`."""
-
-    has_one_instance = False
-    _pool = "processes"
-
-    def check(self, node: Node[..., Any]) -> None:
-        """Refuse a function that is not a plain `def`, and options that need one instance for all items."""
-        _check_plain(node, self.name)
-        policy, template = node.policy, cast("Any", node.template)
-        if template is None:
-            return
-        given = {
-            "restart=": policy.restart != "permanent",
-            "restart_on=": bool(policy.restart_on),
-            "ordered=True": policy.ordered,
-        }
-        for option, is_given in given.items():
-            if is_given:
-                raise TypeError(
-                    f'stateful node {node.name!r} with runs_on="process" has an instance in each worker process, for '
-                    f"objects that are slow to make, such as a model, and not for state: leave out {option}"
-                )
-        if hasattr(template, "__aenter__"):
-            cls = template if isinstance(template, type) else type(template)
-            raise TypeError(
-                f'@node(runs_on="process") on class {cls.__name__!r}: a worker process has no event loop; write a '
-                "plain `def __call__`, and `__enter__` and `__exit__` in place of `__aenter__` and `__aexit__`"
-            )
-
-    def places(self, node: Node[..., Any], scope: Scope) -> Places:
-        """Return a place for each worker process, and room for items that are sent ahead."""
-        processes = scope._pools.max_processes
-        return Places(processes, _items_ahead(node.policy, AHEAD_ITEMS * processes))
-
-    def bind(self, site: Site) -> Bound:
-        """Return the `Bound` that lets a worker process make the call."""
-        from ..workers.messages import process_target
-
-        node, scope = site.node, site.scope
-        in_workers = None if node.template is None else scope.instance(node).instance
-        target = process_target(node.fn if node.template is None else type(node.template))
-        is_hedged = node.policy.hedge is not None
-        return InProcess(scope._pools.processes, target, in_workers, is_hedged=is_hedged)
-
-    def make_instance(
-        self, scope: Scope, cls: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Return a stand-in: each worker process makes its own instance at the first call in the process."""
-        return _InWorkers(scope._pools, args, kwargs)
-
-    def bind_batch(
-        self, fn: Callable[[list[Any]], Any], name: str, scope: Scope
-    ) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
-        """Return a function that lets a worker process call `fn`."""
-        function, bound_to, pools = getattr(fn, "__func__", fn), getattr(fn, "__self__", None), scope._pools
-
-        async def in_process(items: list[Any]) -> Any:
-            from ..workers.messages import NotSentError, process_target
-
-            target, receiver = process_target(function), () if bound_to is None else (bound_to,)
-            facts = {"node": name, "batch_size": len(items)}
-            try:
-                return await pools.processes().run(target, (*receiver, items), {}, facts)
-            except NotSentError as error:  # nothing has run: so the other items of the batch need not fail
-                if len(items) == 1:
-                    return [error]
-                middle = len(items) // 2
-                halves = items[:middle], items[middle:]
-                return [result for half in halves for result in results_of(await in_process(half), len(half), name)]
-
-        return in_process
-
-
-# Numbers of instances in worker processes. Worker processes serve all Engines of this process one after the other.
-_in_workers = itertools.count(1)
-
-
-class _InWorkers:
-    """A stand-in for the instances of a class that worker processes make for one scope."""
-
-    def __init__(self, pools: "Pools", args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        from ..workers.messages import WorkerInstance  # few programs need it
-
-        self._pools = pools
-        self.instance = WorkerInstance(next(_in_workers), args, kwargs)
-
-    async def __aenter__(self) -> None:
-        """Do nothing: the first call in a worker process makes the instance."""
-
-    async def __aexit__(self, *error: object) -> None:
-        """Leave the instances that were made."""
-        if self._pools.has_processes:
-            await self._pools.processes().close_instances([self.instance.key])
 
 
 class InLoopsOfTheirOwn(Execution):
@@ -258,7 +156,7 @@ class InBatches(InLoopsOfTheirOwn):
 
     @property
     def _place(self) -> str:
-        return self.name if self._inner._is_here or self._inner._pool is not None else self._inner._place
+        return self.name if self._inner._is_here or self._inner.pool is not None else self._inner._place
 
     def check(self, node: Node[..., Any]) -> None:
         """Refuse hedge= and discard=."""
@@ -274,19 +172,7 @@ class InBatches(InLoopsOfTheirOwn):
 
 
 _places: Final = functools.cache(Places)  # cached, since scopes are wired again and again
-BUILT_IN: Final = OnTheLoop("loop"), InThreads("thread"), InProcesses("process"), InLoopsOfTheirOwn("own loop")
-
-
-def _check_plain(node: Node[..., Any], name: str) -> None:
-    if node.gives_stream:
-        raise TypeError(
-            f"node {node.name!r} is an async generator, whose body runs on the event loop, step by step: leave out "
-            f'runs_on="{name}"'
-        )
-    if node.is_async:
-        raise TypeError(
-            f'node {node.name!r} is an `async def`, which runs on the event loop; runs_on="{name}" needs a plain `def`'
-        )
+BUILT_IN: Final = OnTheLoop("loop"), InThreads("thread"), InLoopsOfTheirOwn("own loop")
 
 
 def wire(execution: Execution, site: Site, actor: NodeActor) -> None:
@@ -344,12 +230,3 @@ def _open(execution: Execution, site: Site, actor: NodeActor) -> None:
         actor.invoke = opening(capacity, streams, first, instead, None, site._instance)
     else:
         actor.invoke = opening(capacity, streams, first, instead, site._place)
-
-
-def _items_ahead(policy: Policy, most: int) -> int:
-    """Return how many items of a node may be sent ahead to processes or threads, besides the items that run."""
-    # None for a hedged node: second attempts would begin because first attempts wait behind other items. None with
-    # `max_bytes`: the bytes of an item count while the item is in the inbox.
-    if policy.hedge is not None or policy.max_bytes is not None:
-        return 0
-    return most if policy.capacity is None else min(most, policy.capacity)

@@ -4,13 +4,13 @@ import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NamedTuple
 
-from ..actors import current, loop_host
+from ..actors import loop_host
 from ..actors.chains import Link
 from ..actors.execution import Attempt, Bound
 from ..actors.node_actor import NodeActor
 from ..actors.own_loops import Mailbox
 from ..actors.tasks import close_stream
-from ..workers import pool
+from . import node as nodes
 from . import wiring
 from .graph import outdate_traces
 from .node import Node
@@ -25,7 +25,7 @@ class Interception(NamedTuple):
         entering: awaited before a stateful node is entered; may raise.
         calling: awaited before each attempt of a node, and may raise; for a plain `def`, see `calling_plain`.
         calling_plain: called before each call of a plain `def`, in the thread or on the loop; may raise.
-        giving: awaited before a call is sent to a worker process; returns whether to kill that process.
+        giving: awaited before a call leaves this process; returns whether the process that gets it has to die.
     """
 
     entering: Before | None = None
@@ -50,7 +50,7 @@ def intercept(interception: Interception) -> None:
     _present = interception
     loop_host.fault_at_start = interception.entering
     wiring.fault_at_wiring = None if interception.calling is None else _wired
-    pool.fault_at_call = None if interception.giving is None else _given_to_process
+    nodes.fault_at_giving = interception.giving
     outdate_traces()
 
 
@@ -128,10 +128,3 @@ def _called(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
         return fn(*args, **kwargs)
 
     return call
-
-
-async def _given_to_process(target: str) -> bool:
-    caller = current.source.get()
-    actor = None if caller is None else caller.actor
-    giving = _present.giving
-    return giving is not None and await giving(target if actor is None else actor.name)

@@ -141,7 +141,7 @@ def is_kept(planned: PlannedStep) -> bool:
     policy, runs_on = callee.policy, callee.runs_on
     if policy.pure or callee.gives_stream or runs_on._is_compiled:
         return False
-    is_inline = not callee.is_async and runs_on._is_here and runs_on._pool is None and not callee._is_stateful
+    is_inline = not callee.is_async and runs_on._is_here and runs_on.pool is None and not callee._is_stateful
     return not is_inline or policy.effectful is not False
 
 

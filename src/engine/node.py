@@ -9,6 +9,7 @@ import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -38,6 +39,8 @@ from ..actors.node_actor import NO_LIMIT, Limiter, Places
 from ..actors.policy import Cache, Hedge, Policy, Retry
 from ..actors.threads import PoolT
 from ..telemetry import logs
+from ..telemetry.profiling import collectors
+from ..telemetry.profiling.collectors import Collector
 from ..telemetry.text import printable
 from .tracing.annotations import hints_of, signature_of, unwrapped
 from .tracing.ref import PendingRef, Ref, call_location, refuse_leak
@@ -58,6 +61,10 @@ if TYPE_CHECKING:
 
 # By name: an execution pickles by its name, and `runs_on=` takes the names of the built-in executions.
 _named: WeakValueDictionary[str, "Execution"] = WeakValueDictionary()
+# The built-in executions that are imported at the first use of their name, and the module of each.
+_LATE: Final = {"process": "..workers.execution"}
+# A slot for `engine/interception.py`; see `Scope.giving`.
+fault_at_giving: Callable[[str], Awaitable[bool]] | None = None
 
 
 class Execution:
@@ -68,6 +75,8 @@ class Execution:
 
     Attributes:
         name: the name.
+        pool: what bounds the items of all nodes of an Engine together: "threads" (`max_workers=`), "processes"
+            (`max_processes=`), or None. A class attribute.
 
     Raises:
         OptionsError: an execution of another class has that name.
@@ -75,6 +84,11 @@ class Execution:
 
     has_one_instance: ClassVar[bool] = True
     """True: a class has one instance for each scope, which handles an item at a time. False: one in each worker."""
+
+    needs_plain_def: ClassVar[bool] = False
+    """Whether only a plain `def` can run: then `check` refuses coroutines and generators."""
+
+    pool: ClassVar[Literal["threads", "processes"] | None] = None
 
     # Facts that other parts of the engine ask for.
     _passes: tuple[Callable[..., Any], ...] = ()  # planning passes over graphs with such nodes
@@ -91,7 +105,6 @@ class Execution:
     _fn: Any = None  # the function that takes a batch
     _holds: int | None = None  # how many items it may hold
     _runs_loop = False  # whether each scope runs a loop that handles the items; see `_make_loop`
-    _pool: Literal["threads", "processes"] | None = None  # the pool of the Engine whose size limits a node
 
     def __init__(self, name: str) -> None:
         check("name", name, NAME)
@@ -120,6 +133,16 @@ class Execution:
         Raises:
             TypeError: the node cannot run; the message says why, and what to write instead.
         """
+        if self.needs_plain_def and node.gives_stream:
+            raise TypeError(
+                f"node {node.name!r} is an async generator, whose body runs on the event loop, step by step: leave out "
+                f'runs_on="{self.name}"'
+            )
+        if self.needs_plain_def and node.is_async:
+            raise TypeError(
+                f"node {node.name!r} is an `async def`, which runs on the event loop; "
+                f'runs_on="{self.name}" needs a plain `def`'
+            )
 
     @property
     def fetch(self) -> "Node[..., Any] | None":
@@ -199,7 +222,14 @@ class Execution:
             return Places(node._shared_places, 0, instance)
         if node.policy.concurrency is not None:
             return Places(node.policy.concurrency, 0, node.origin)
-        return self.places(node, scope)
+        limit, ahead, key = self.places(node, scope)
+        return Places(limit, items_ahead(node.policy, ahead), key)
+
+    def script_uses_engine(self) -> None:
+        """Note that the main script uses an Engine while it is imported, in a process that `multiprocessing` has begun.
+
+        An execution that has started this process ends it here: it would run the script again.
+        """
 
     def _of_fake(self, node: "Node[..., Any]") -> "Execution":
         """Return the execution of a fake that `testing.replace` has put in the place of the function of the node."""
@@ -207,7 +237,7 @@ class Execution:
 
     def _bound_by(self, node: "Node[..., Any]") -> "LimitedBy":
         """Return the name of the limit on the places of a call site, for a profile."""
-        return self._pool or "concurrency"
+        return self.pool or "concurrency"
 
     def _make_loop(self, node: "Node[..., Any]", scope: "Scope") -> "OwnsLoop":
         """Make the object that runs the loop of a node in one scope."""
@@ -280,7 +310,33 @@ RUNS_ON: Final = OptionRule(
 
 def as_execution(runs_on: str | Execution) -> Execution:
     """Return the execution with a name; an execution is returned as it is."""
-    return _named[runs_on] if isinstance(runs_on, str) else runs_on
+    if not isinstance(runs_on, str):
+        return runs_on
+    if runs_on not in _named:
+        import_module(_LATE[runs_on], __package__)
+    return _named[runs_on]
+
+
+def refuse_spawned_script() -> None:
+    """Tell late executions that the main script uses an Engine while a process of `multiprocessing` imports it."""
+    started = sys.modules.get("multiprocessing.process")  # without importing it: few programs need it
+    if started is not None and getattr(started.current_process(), "_inheriting", False):
+        for name in _LATE:
+            as_execution(name).script_uses_engine()
+
+
+def items_ahead(policy: Policy, most: int) -> int:
+    """Return how many items of a node, besides the items that run, may wait where the node runs, and not in its inbox.
+
+    Args:
+        policy: the policy of the node.
+        most: how many items there is room for.
+    """
+    # None for a hedged node: second attempts would begin because first attempts wait behind other items. None with
+    # `max_bytes`: the bytes of an item count while the item is in the inbox.
+    if policy.hedge is not None or policy.max_bytes is not None:
+        return 0
+    return most if policy.capacity is None else min(most, policy.capacity)
 
 
 class Scope:
@@ -295,17 +351,49 @@ class Scope:
         _device_strategy: str
         _max_workers: int | None  # the most items in an `async def` node; None outside of pipelines
 
-    def pool(self, key: str, open: Callable[[], PoolT]) -> PoolT:  # noqa: A002 - the word that says it
+    @property
+    def max_processes(self) -> int:
+        """The most processes that the Engine may start for its nodes: its option `max_processes=`."""
+        return self._pools.max_processes
+
+    @property
+    def giving(self) -> Callable[[str], Awaitable[bool]] | None:
+        """In tests, a function to be awaited with the name of a node before one of its calls leaves this process.
+
+        It may raise, or return True: then the process that gets the call has to die. None without such a fault.
+        """
+        return fault_at_giving
+
+    @staticmethod
+    def worker_started(began: float, ended: float) -> None:
+        """Tell profiles that items have waited for the start of a process, while no other process had done any work.
+
+        Args:
+            began: when the start began, by `time.perf_counter`.
+            ended: when it ended.
+        """
+        collectors.report(Collector.worker_started, began, ended)
+
+    def pool(
+        self,
+        key: str,
+        open: Callable[[], PoolT],  # noqa: A002 - the word that says it
+        *,
+        ends_with_scopes: bool = False,
+    ) -> PoolT:
         """Return a pool of the Engine, which all scopes of the Engine share; the first call opens the pool.
 
         Args:
-            key: the name of the pool, such as "cluster". An Engine has one pool of each name.
+            key: the name of the pool, such as "cluster". An Engine has one pool of each name. The `statistics()` of the
+                pool "processes" are `EngineStatistics.processes`.
             open: makes the pool. The Engine closes it with `aclose`, after all scopes.
+            ends_with_scopes: whether a default Engine, which no `async with` closes, closes the pool when its last
+                scope has ended. Otherwise the pool ends with the loop.
 
         Raises:
             EngineClosedError: the Engine was closed.
         """
-        return self._pools.pool(key, open)
+        return self._pools.pool(key, open, ends_with_scopes=ends_with_scopes)
 
     def instance(self, node: "Node[..., Any]") -> Any:
         """Return the present instance of a class that is a node; a restart replaces the instance.

@@ -14,7 +14,7 @@ from ..actors.frame import Frame
 from ..actors.node_actor import UNLIMITED, NodeActor
 from ..actors.supervision import Escalation, Supervisor, SupervisorFlags
 from ..actors.tasks import Condition, EagerStarts, uninterrupted
-from ..actors.threads import ThreadShare, end_worker_in_script
+from ..actors.threads import ThreadShare
 from ..actors.worker import WorkerGroup
 from ..telemetry import metrics, names, spans
 from ..telemetry.metrics import Reading, series
@@ -22,6 +22,7 @@ from ..telemetry.profiling import collectors
 from ..telemetry.profiling.collectors import Collector
 from .counters import Room
 from .instances import InstanceRegistry, stateful_nodes
+from .node import refuse_spawned_script
 from .open_resources import Resources
 from .options import DEFAULT_WORKERS, ChosenScheduler, ExecutionOptions
 from .planning import check_splits, check_stream_limits
@@ -67,12 +68,12 @@ class Runtime:
 
     Args:
         max_threads: the most threads that run handlers.
-        max_processes: the most worker processes; None for the number of cores.
-        is_default: whether this is a default Engine, which no `async with` closes: its processes end with the last
-            scope, its threads with the loop.
+        max_processes: the most processes for nodes; None for the number of cores.
+        is_default: whether this is a default Engine, which no `async with` closes: it ends with its last scope, or
+            with the loop.
 
     Attributes:
-        pools: threads, worker processes and the limits of nodes.
+        pools: threads, the pools of executions and the limits of nodes.
         resources: the resources that are open.
         reloads: for each resource that was reloaded, the lock that lets one reload run at a time.
         frames: the calls of `run` in flight.
@@ -119,7 +120,7 @@ class Runtime:
         if self.closed:
             raise EngineClosedError("this Engine was closed; make a new one: async with engine.Engine() as e: ...")
         if self.loop is None:
-            end_worker_in_script()
+            refuse_spawned_script()
             self.loop, self.loop_thread = loop, threading.get_native_id()
             self.eager_starts = EagerStarts(loop)
         elif self.loop is not loop:
@@ -221,15 +222,15 @@ class Runtime:
         return (*self.streams, *self.deployments)
 
     async def scope_closed(self) -> None:
-        """Count a scope as closed. After the last scope, a default Engine ends its worker processes."""
+        """Count a scope as closed. After the last scope, a default Engine ends the pools that end with scopes."""
         self.scopes -= 1
         if not self.scopes:
             self._last_scope_closed.notify_all()
-            if self._is_default and self.pools.has_processes:
-                await self.pools.close_processes()
+            if self._is_default:
+                await self.pools.close_with_scopes()
 
     async def close(self) -> None:
-        """End all calls, streams and deployments, then resources, threads and processes; wait until all have ended."""
+        """End all calls, streams and deployments, then resources, pools and threads; wait until all have ended."""
         self.closed = True
         self.resources.refuse()
         for frame in list(self.frames):

@@ -196,31 +196,63 @@ ended_in_worker: list[object] | None = None
 export_of_worker: Callable[[memoryview], object] = len
 
 
-def outgoing() -> dict[str, str]:
-    """Return the headers of the current context, for a worker process; empty if it has neither span nor baggage."""
-    headers: dict[str, str] = {}
-    if otel_context.get_current():
-        told(_w3c().inject, headers)
-    return headers
+class WorkerTraces:
+    """The traces of calls that processes of the Engine make. It is made in the Engine's process, and pickles."""
 
+    def __init__(self) -> None:
+        self._set_up = set_up_of_workers
 
-@contextmanager
-def incoming(headers: Mapping[str, str], set_up: Callable[[], None]) -> Generator[None, None, None]:
-    """Make the context of the engine's process current around one call in a worker process.
+    @staticmethod
+    def headers() -> dict[str, str]:
+        """Return the headers of the current context; empty if it has neither span nor baggage."""
+        headers: dict[str, str] = {}
+        if otel_context.get_current():
+            told(_w3c().inject, headers)
+        return headers
 
-    Args:
-        headers: the result of `outgoing` in the engine's process.
-        set_up: a function that sets up the sending of spans; it is called if the call is sampled.
-    """
-    global ended_in_worker  # noqa: PLW0603
-    token = otel_context.attach(_w3c().extract(headers))
-    try:
-        if trace.get_current_span().get_span_context().trace_flags.sampled:
-            told(set_up)
-            ended_in_worker = []
-        yield
-    finally:
-        otel_context.detach(token)
+    @staticmethod
+    def ran_in(pid: int, start_seconds: float) -> None:
+        """Note in the current span where its work has run.
+
+        Args:
+            pid: the number of the process.
+            start_seconds: how long the call has waited for the start of the process.
+        """
+        started = {names.WORKER_START: start_seconds} if start_seconds else {}
+        note_on_span({names.PROCESS_PID: pid, **started})
+
+    @contextmanager
+    def within(self, headers: Mapping[str, str]) -> Generator[None, None, None]:
+        """Make the context of the Engine's process current around one call in the other process.
+
+        The first sampled call sets up the sending of spans.
+
+        Args:
+            headers: the result of `headers` in the Engine's process.
+        """
+        global ended_in_worker  # noqa: PLW0603
+        token = otel_context.attach(_w3c().extract(headers))
+        try:
+            if trace.get_current_span().get_span_context().trace_flags.sampled:
+                set_up, self._set_up = self._set_up, None
+                if set_up is not None:
+                    told(set_up)
+                ended_in_worker = []
+            yield
+        finally:
+            otel_context.detach(token)
+
+    @staticmethod
+    def ended() -> list[object] | None:
+        """Take the spans that have ended in the other process during its present call; None without such spans."""
+        global ended_in_worker
+        ended, ended_in_worker = ended_in_worker, None
+        return ended
+
+    @staticmethod
+    def export(ended: memoryview) -> None:
+        """Export spans in the Engine's process; `ended` is the pickled result of `ended` in the other process."""
+        told(export_of_worker, ended)
 
 
 @cache
@@ -524,12 +556,6 @@ class NodeSpan:
         if error is not None:
             record_error(self._span, error)
         told(self._span.end)
-
-
-def ran_in_process(pid: int, start_seconds: float) -> None:
-    """Say in the current span which worker process has run it, and how long it waited for the start of the worker."""
-    started = {names.WORKER_START: start_seconds} if start_seconds else {}
-    note_on_span({names.PROCESS_PID: pid, **started})
 
 
 def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -15,7 +15,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from .._errors import with_cause
-from ..actors.packed_errors import pack_error, unpack_error
+from ..extension import pack_error, unpack_error
 from ..telemetry.logs import shown
 from ..telemetry.text import type_name
 

@@ -1,34 +1,25 @@
 """Worker processes in which one death costs one item."""
 
 import asyncio
-import contextvars
 import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, cast
 
 from .._errors import EngineClosedError, WorkerDied, copy_of, travelling
-from ..actors.packed_errors import unpack_error
-from ..actors.threads import (
-    RUNS_SCRIPT_AGAIN,
-    LoopMailbox,
-    ProcessPoolStatistics,
-    ThreadOwner,
-    ThreadPool,
-    recent_mean,
-)
-from ..telemetry import logs, spans
-from ..telemetry.profiling import collectors
-from ..telemetry.profiling.collectors import Collector
+from ..engine import ProcessPoolStatistics
+from ..extension import CallsAhead, LoopMailbox, ThreadOwner, WorkerTraces, unpack_error
+from ..telemetry import logs
 from . import messages
 from .process import (
     ALIVE_CHECK_SECONDS,
     NO_ITEM,
     NO_REQUEST,
+    RUNS_SCRIPT_AGAIN,
     WorkerCall,
     WorkerProcess,
     describe_exit,
@@ -45,21 +36,12 @@ _CLOSE_SECONDS = 5.0
 _CLOSE_INSTANCES = "penstock.workers.worker:close_instances"
 # How long an idle worker may take for its exit handlers, which send spans, before it is killed.
 _EXIT_GRACE_SECONDS = 0.5
-# For how many seconds of work a worker gets calls ahead, by the mean time of calls of the same function. The time has
-# to be longer than the way of an answer and of the next call, which is 0.1 to 1 ms with a busy event loop, and longer
-# than the pause below. Measured: decision 0002.
-_AHEAD_SECONDS = 0.015
-# If a call takes longer than this, the calls that wait behind it are taken back.
-_OVERDUE_SECONDS = 2 * _AHEAD_SECONDS
 # A worker with less work than this answers before its thread could send another call.
 _HAND_OVER_SECONDS = 0.0002
 # With several calls, the thread does not read each answer at once: the thread, the event loop and the switches between
 # them take 50 to 100 us of a processor each time. Answers gather in the socket for half of the expected work, and no
 # longer than this.
 _GATHER_SECONDS = 0.0075
-# A slot for `engine/interception.py`: called with the target of each call. It may raise in place of the call, or
-# return True, and then the worker of the call is killed.
-fault_at_call: Callable[[str], Awaitable[bool]] | None = None
 
 
 class ProcessPool(ThreadOwner):
@@ -69,13 +51,17 @@ class ProcessPool(ThreadOwner):
     by the mean time of their function. Calls begin in the order of priority and then of arrival, but a call of higher
     priority does not overtake calls that a worker already has. Calls that wait behind a call of more than 30 ms are
     taken back, for another worker or for later.
+
+    Attributes:
+        closed: whether the pool was closed, so that it takes no calls.
     """
 
-    def __init__(self, max_workers: int) -> None:
+    def __init__(self, max_workers: int, started: Callable[[float, float], None] = lambda began, ended: None) -> None:
         """Make a pool without processes.
 
         Args:
             max_workers: the most processes at a time, at least 1.
+            started: called with the times of the start of a worker, if no other worker had done any work meanwhile.
 
         Raises:
             ValueError: `max_workers` is below 1.
@@ -83,14 +69,15 @@ class ProcessPool(ThreadOwner):
         if max_workers < 1:
             raise ValueError(f"max_workers must be at least 1, got {max_workers}")
         self._max_workers = max_workers
-        self._threads = ThreadPool(max_workers, name="penstock-process")
+        self._started = started
+        self._all_ended = asyncio.Event()  # set when the last thread has ended
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = False
+        self.closed = False
         self._completed = 0
         self._died = 0
         self._killed = 0
         self._refusal: str | None = None  # why no worker can start
-        self._numbers = itertools.count()
+        self._numbers, self._threads_started = itertools.count(), itertools.count(1)
         self._mean_seconds: dict[str, float] = {}  # the mean time of the calls of each function
         self._futures: set[asyncio.Future[Any]] = set()  # touched on the loop only
         self.begin_without_threads()
@@ -103,6 +90,7 @@ class ProcessPool(ThreadOwner):
         self._lock = threading.Lock()
         self._arrived: deque[WorkerCall] = deque()
         self._waiting: list[WorkerCall] = []  # a heap of the calls that had arrived when a thread looked
+        self._threads: set[threading.Thread] = set()
         self._drivers = 0  # threads that start, drive or end a worker
         self._workers: set[WorkerProcess] = set()
         self._idle: list[WorkerProcess] = []
@@ -120,6 +108,7 @@ class ProcessPool(ThreadOwner):
         priority: int = 0,
         begun: Callable[[], None] | None = None,
         took: Callable[[float], None] | None = None,
+        kills_worker: bool = False,
     ) -> Any:
         """Run a function in a worker process.
 
@@ -134,6 +123,7 @@ class ProcessPool(ThreadOwner):
             priority: calls of a higher priority begin earlier.
             begun: called on the loop once the worker has begun the call.
             took: called on the loop with the seconds that the call took in the worker, before this returns.
+            kills_worker: whether the worker is killed when it begins the call; for tests.
 
         Returns:
             The result of the function. Arrays are rebuilt in new memory, and are writable if they were writable.
@@ -146,13 +136,12 @@ class ProcessPool(ThreadOwner):
             BaseException: the error of the function; its `__cause__` shows the traceback in the worker.
         """
         given = time.perf_counter()
-        kills_worker = fault_at_call is not None and await fault_at_call(target)
-        if self._closed:
+        if self.closed:
             raise EngineClosedError("this process pool was closed; it belongs to an Engine that has ended")
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._mailbox = LoopMailbox(self._loop)
-        request = messages.CallRequest(target, args, kwargs, spans.outgoing(), item, instance)
+        request = messages.CallRequest(target, args, kwargs, WorkerTraces.headers(), item, instance)
         future: asyncio.Future[Any] = self._loop.create_future()
         call = WorkerCall(request, priority, future, begun, took, kills_worker, next(self._numbers))
         # Without the lock, which a thread may hold while it sends. A thread that is about to rest adds its worker to
@@ -166,7 +155,7 @@ class ProcessPool(ThreadOwner):
         finally:
             if request.headers and call.worker is not None:
                 started_at, ready_at = call.worker.started_at, call.worker.ready_at
-                spans.ran_in_process(call.worker.pid, max(0.0, ready_at - max(given, started_at)))
+                WorkerTraces.ran_in(call.worker.pid, max(0.0, ready_at - max(given, started_at)))
             if not future.done() or future.cancelled():
                 self._cancel(call)
             self._futures.discard(future)
@@ -213,7 +202,7 @@ class ProcessPool(ThreadOwner):
         An idle worker has half a second for its exit handlers.
         """
         with self._lock:
-            self._closed = True
+            self.closed = True
             for worker in self._workers:
                 worker.wake()
                 if worker.calls or not worker.is_ready:
@@ -221,7 +210,8 @@ class ProcessPool(ThreadOwner):
         for future in self._futures:
             future.cancel()
         try:
-            await self._threads.aclose()
+            if self._threads:
+                await self._all_ended.wait()
         except asyncio.CancelledError:
             self.abandon()
             raise
@@ -229,18 +219,19 @@ class ProcessPool(ThreadOwner):
     def abandon(self) -> None:
         """Kill all workers without touching futures or the loop; callable from any thread."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             for worker in self._workers:
                 worker.kill()
 
     def join(self) -> None:
         """Block until the threads have ended; each thread waits for its worker."""
-        self._threads.join()
+        for thread in list(self._threads):
+            thread.join()
 
     def _recruit(self) -> None:
         """Let a worker look for calls: an idle worker, a new worker, or a worker with room. Runs on the loop."""
         with self._lock:
-            if self._closed or not self._is_waiting():
+            if self.closed or not self._is_waiting():
                 return
             if self._idle:
                 self._idle.pop().wake()  # the worker that was used last, whose caches are warm
@@ -250,12 +241,14 @@ class ProcessPool(ThreadOwner):
                     self._has_room.pop().wake()
                 return
             self._drivers += 1
+        thread = threading.Thread(target=self._drive, name=f"penstock-process-{next(self._threads_started)}")
         try:
-            self._threads.submit(contextvars.Context(), None, self._drive)
-        except (EngineClosedError, RuntimeError):  # the threads are closed, or no thread can start
+            thread.start()
+        except RuntimeError:  # no thread can start
             with self._lock:
                 self._drivers -= 1
             raise
+        self._threads.add(thread)
 
     def _cancel(self, call: WorkerCall) -> None:
         with self._lock:
@@ -295,13 +288,21 @@ class ProcessPool(ThreadOwner):
                 with self._lock:
                     worker.kill()
             self._remove(worker, error)
+        assert self._mailbox is not None
+        self._mailbox.post(self._thread_ended, threading.current_thread())
+
+    def _thread_ended(self, thread: threading.Thread) -> None:
+        thread.join()  # the thread only has to return
+        self._threads.discard(thread)
+        if self.closed and not self._threads:
+            self._all_ended.set()
 
     def _start(self) -> WorkerProcess | None:
         """Return a new worker; None if no call waits. A call that cannot be pickled needs no worker."""
         while True:
             with self._lock:
                 self._drivers -= 1
-                call = None if self._closed else self._next()
+                call = None if self.closed else self._next()
                 if call is None:
                     return None
                 self._drivers += 1
@@ -314,17 +315,17 @@ class ProcessPool(ThreadOwner):
                 heappush(self._waiting, call)  # another worker may be free before this one has started
             before = self._completed
             try:
-                worker = WorkerProcess()
+                worker = WorkerProcess(CallsAhead(self._mean_seconds))
             except BaseException as error:  # noqa: BLE001 - such as too many files or processes: this becomes the error of the call
                 self._fail_next(error)
                 continue
             with self._lock:
                 self._workers.add(worker)
-                if self._closed:
+                if self.closed:
                     worker.kill()
             if worker.wait_ready():
                 if self._completed == before:
-                    collectors.report(Collector.worker_started, worker.started_at, worker.ready_at)
+                    self._started(worker.started_at, worker.ready_at)
                 return worker
             end = self._remove(worker)
             remedy = 'put code that runs an engine there under `if __name__ == "__main__":`'
@@ -368,10 +369,10 @@ class ProcessPool(ThreadOwner):
                     if worker in self._idle:
                         self._idle.remove(worker)
                     if worker.calls:
-                        seconds = _OVERDUE_SECONDS if len(worker.calls) > 1 else ALIVE_CHECK_SECONDS
-                        if not self._is_waiting() and worker.expected_seconds > _HAND_OVER_SECONDS:
+                        seconds = CallsAhead.OVERDUE_SECONDS if len(worker.calls) > 1 else ALIVE_CHECK_SECONDS
+                        if not self._is_waiting() and worker.ahead.seconds > _HAND_OVER_SECONDS:
                             self._has_room.add(worker)
-                    elif self._closed or worker.killed:  # the last call was answered at the same moment
+                    elif self.closed or worker.killed:  # the last call was answered at the same moment
                         return
                     else:
                         # Add the worker to `_idle` before looking for calls for the last time: see `run`.
@@ -389,13 +390,13 @@ class ProcessPool(ThreadOwner):
                         return
                     continue
                 if len(worker.calls) > 2:
-                    time.sleep(min(_GATHER_SECONDS, worker.expected_seconds / 2))
+                    time.sleep(min(_GATHER_SECONDS, worker.ahead.seconds / 2))
                 has_reply = worker.has_reply(seconds)
                 with self._lock:
                     self._has_room.discard(worker)
                 if has_reply:
                     self._receive(worker, outcomes)
-                elif seconds == _OVERDUE_SECONDS:
+                elif seconds == CallsAhead.OVERDUE_SECONDS:
                     self._leave_to_others(worker)
         finally:
             self._post(outcomes)
@@ -403,9 +404,9 @@ class ProcessPool(ThreadOwner):
     def _leave_to_others(self, worker: WorkerProcess) -> None:
         """Take back the calls that wait behind a call that takes too long."""
         with self._lock:
-            if len(worker.calls) < 2 or time.monotonic() - worker.since < _OVERDUE_SECONDS:
-                return
-            self._put_back(worker.take_back())
+            due = worker.ahead.overdue_at()
+            if due is not None and time.monotonic() >= due:
+                self._put_back(worker.take_back())
 
     def _feed(self, worker: WorkerProcess, outcomes: "list[_Outcome]") -> None:
         """Send a worker as many calls as it may have. Before a call that takes long to send, settle ended calls."""
@@ -419,7 +420,7 @@ class ProcessPool(ThreadOwner):
             with self._lock:
                 if call.is_cancelled:
                     continue
-                is_lost = self._closed or worker.killed
+                is_lost = self.closed or worker.killed
                 is_sent = not is_lost and not (call.is_large and worker.calls) and worker.put(call)
                 if not is_sent:
                     if call.is_errand:
@@ -440,21 +441,15 @@ class ProcessPool(ThreadOwner):
         if worker.errands:  # each alone: behind a long call, an errand would be taken back again and again
             return None if worker.calls else worker.errands.popleft()
         waiting = self._waiting
-        if self._closed or worker.killed or not self._is_waiting():
+        if self.closed or worker.killed or not self._is_waiting():
             return None
         if worker.calls:
             sent = sum([len(one.calls) for one in self._workers])
             if worker.calls[0].is_large or len(worker.calls) * self._max_workers >= len(waiting) + sent:
                 return None  # the other workers get their share
-            mean_seconds = self._mean_seconds.get(waiting[0].request.target, _AHEAD_SECONDS)
-            if waiting[0].is_large or worker.expected_seconds + mean_seconds > _AHEAD_SECONDS:
+            if waiting[0].is_large or not worker.ahead.has_room(waiting[0].request.target, time.monotonic()):
                 return None
-            if time.monotonic() - worker.since > _AHEAD_SECONDS:
-                return None
-        call = self._next()
-        if call is not None:
-            call.expected_seconds = self._mean_seconds.get(call.request.target, _AHEAD_SECONDS)
-        return call
+        return self._next()
 
     def _encode(self, call: WorkerCall) -> bool:
         """Pickle a call. If pickling fails, the caller gets the error."""
@@ -475,7 +470,7 @@ class ProcessPool(ThreadOwner):
             if flags & messages.BEGUN:
                 self._mailbox.post(_tell_begun, call)
             elif flags & messages.SPANS:
-                spans.told(spans.export_of_worker, worker.replies.receive()[0])
+                WorkerTraces.export(worker.replies.receive()[0])
             else:
                 body, buffers = worker.replies.receive()
                 with self._lock:
@@ -483,8 +478,7 @@ class ProcessPool(ThreadOwner):
                     self._completed += not call.is_errand
                 outcome = _unpack(call, body, buffers)
                 if outcome.seconds is not None and not call.is_errand:
-                    target, means = call.request.target, self._mean_seconds
-                    means[target] = recent_mean(means.get(target), outcome.seconds)
+                    worker.ahead.took(call.request.target, outcome.seconds)
                 outcomes.append(outcome)
             if worker.replies.is_empty:
                 return
@@ -511,7 +505,7 @@ class ProcessPool(ThreadOwner):
             worker.calls.clear()
             if worker.killed:
                 self._killed += 1
-            elif begun or not self._closed:
+            elif begun or not self.closed:
                 self._died += 1
         self._mailbox.post(self._recruit)
         end = worker.reap(_EXIT_GRACE_SECONDS)

@@ -19,8 +19,7 @@ from queue import SimpleQueue
 from typing import Any, cast
 
 from .._errors import WorkerDied
-from ..actors.threads import WORKER_NAME
-from ..telemetry import spans
+from ..extension import CallsAhead, WorkerTraces
 from . import messages
 from .messages import HEAD, IN_CONNECTION, KILLS_WORKER, TELLS_BEGIN
 from .worker import FOR_ENGINE, READY, serve
@@ -28,6 +27,9 @@ from .worker import FOR_ENGINE, READY, serve
 # How often a thread that waits for a reply checks whether the process still exists. A closed socket ends the wait at
 # once, but a child that the process has forked may hold the socket open.
 ALIVE_CHECK_SECONDS = 1.0
+# The name of a worker process, and its exit status if its main script uses an Engine; no program uses this status.
+_WORKER_NAME = "penstock-worker"
+RUNS_SCRIPT_AGAIN = 87
 # Sockets that keep packets whole, and tell the reader when the other end was closed. Apple's systems have no such Unix
 # sockets; there, a read from a datagram socket fails once the other end was closed.
 _PACKETS = socket.SOCK_DGRAM if sys.platform == "darwin" else socket.SOCK_SEQPACKET
@@ -79,8 +81,7 @@ class WorkerProcess:
         instances: the numbers of the instances that the worker may have made.
         calls: the calls that were sent and have no answer yet, in order; the worker runs one after the other.
         errands: calls that only this worker can run, and that were not sent yet.
-        expected_seconds: how long all of `calls` will take, counted from the beginning of the first call.
-        since: when the first of `calls` was sent, or when the call before it was answered.
+        ahead: whether the worker may get another call, by the expected times of `calls`.
         is_ready: whether the worker has started.
         started_at, ready_at: when its start began and ended, in seconds of `perf_counter`; `ready_at` is 0 before.
         is_resting: whether the thread of the worker waits for the doorbell, because the worker has no calls.
@@ -90,13 +91,13 @@ class WorkerProcess:
         replies: reads the answers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: CallsAhead) -> None:
+        self.ahead = ahead
         self.killed = False
         self.started_at, self.ready_at = time.perf_counter(), 0.0
         self.instances: set[int] = set()
         self.calls: deque[WorkerCall] = deque()
         self.errands: deque[WorkerCall] = deque()
-        self.expected_seconds = self.since = 0.0
         self.is_ready = self.is_resting = self.is_woken = False
         self.doorbell: SimpleQueue[None] = SimpleQueue()
         self.connection, child_end = socket.socketpair()
@@ -120,8 +121,8 @@ class WorkerProcess:
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_ENGINE)
         try:
             with _as_no_daemon():
-                arguments = child_end, self._worker_queue, spans.set_up_of_workers
-                self._process = _spawn.Process(target=serve, args=arguments, name=WORKER_NAME)
+                arguments = child_end, self._worker_queue, WorkerTraces()
+                self._process = _spawn.Process(target=serve, args=arguments, name=_WORKER_NAME)
                 self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)
@@ -169,11 +170,8 @@ class WorkerProcess:
             self._queue.sendmsg([head] if call.is_large else [head, *message], (), socket.MSG_DONTWAIT)
         except OSError:  # the queue is full; or the process has ended, which its thread will notice
             return False
-        if not self.calls:
-            self.since = time.monotonic()
-            self.expected_seconds = 0.0
         self.calls.append(call)
-        self.expected_seconds += call.expected_seconds
+        call.expected_seconds = self.ahead.sent(call.request.target, time.monotonic())
         call.worker = self
         if call.request.instance is not None:
             self.instances.add(call.request.instance.key)
@@ -191,7 +189,7 @@ class WorkerProcess:
         for call in taken:
             self.calls.remove(call)
             call.worker = None
-            self.expected_seconds -= call.expected_seconds
+            self.ahead.taken_back(call.expected_seconds)
         self.errands.extendleft(call for call in reversed(taken) if call.is_errand)
         return [call for call in taken if not call.is_errand]
 
@@ -218,8 +216,7 @@ class WorkerProcess:
 
     def answered(self) -> None:
         """Remove the call that was answered; with the lock of the pool held."""
-        self.expected_seconds -= self.calls.popleft().expected_seconds
-        self.since = time.monotonic()
+        self.ahead.ended(self.calls.popleft().expected_seconds, time.monotonic())
 
     def alive(self) -> bool:
         """Whether the process has not ended."""
@@ -278,7 +275,7 @@ def _leave_to_parent() -> None:
         each.close()
     # At exit, multiprocessing waits for its children, and fails if they are children of another process. After a fork
     # of its own, multiprocessing clears this set in the same way.
-    process._children.clear()  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    cast("set[Any]", getattr(process, "_children")).clear()  # noqa: B009 - not in its types
 
 
 def _let_children_go() -> None:
@@ -287,6 +284,12 @@ def _let_children_go() -> None:
 
 
 os.register_at_fork(before=_children_lock.acquire, after_in_parent=_let_children_go, after_in_child=_leave_to_parent)
+
+
+def end_in_script() -> None:
+    """End this process at once if it is a worker, which still imports the main script: the script would run again."""
+    if process.current_process().name == _WORKER_NAME:
+        os._exit(RUNS_SCRIPT_AGAIN)
 
 
 def where_script_runs() -> str:

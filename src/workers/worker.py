@@ -10,14 +10,12 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from contextvars import ContextVar
-from functools import cache
 from time import perf_counter
 from typing import Any
 
-from ..actors.packed_errors import pack_error
 from ..actors.tasks import no_item
-from ..actors.threads import end_forked
-from ..telemetry import logs, spans
+from ..extension import WorkerTraces, end_forked, pack_error
+from ..telemetry import logs
 from . import messages
 from .messages import BEGUN, IN_CONNECTION, KILLS_WORKER, SPANS, TELLS_BEGIN, MessageReader, resolve, send
 
@@ -39,13 +37,13 @@ _item: ContextVar[Mapping[str, object]] = ContextVar("penstock_item_of_call", de
 _worker = 0
 
 
-def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Callable[[], None] | None) -> None:
+def serve(connection: socket.socket, queue: socket.socket, traces: WorkerTraces) -> None:
     """Answer calls until the engine's process closes the queue or dies; the main function of a worker process.
 
     Args:
         connection: the worker's end of the connection for answers, and for calls that are too large for a packet.
         queue: the end of the queue of calls. The engine's process has this end as well, to take back waiting calls.
-        set_up_tracing: called before the first call that is sampled.
+        traces: the traces of the calls.
     """
     global _worker  # noqa: PLW0603
     _worker = os.getpid()
@@ -59,7 +57,6 @@ def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Calla
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
     logs.describe_items(_item.get)
     no_item.set('in a worker process, from where no value comes back before the result: use runs_on="thread"')
-    set_up_once = cache(set_up_tracing or (lambda: None))
     threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()
     small, large = MessageReader(queue), MessageReader(connection)
     try:
@@ -78,11 +75,11 @@ def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Calla
             except MemoryError as error:  # the rest of the message is still in the socket, so the worker ends
                 send(connection, number, _failure(error, error, began))
                 break
-            answer = _answer(*call, set_up_once, began)
+            answer = _answer(*call, traces, began)
             if os.getpid() != _worker:
                 end_forked(None)
-            ended, spans.ended_in_worker = spans.ended_in_worker, None
-            if ended and (message := spans.told(messages.encode, ended)) is not None:
+            ended = traces.ended()
+            if ended and (message := logs.guarded("spans", messages.encode, ended)) is not None:
                 send(connection, number, message, SPANS)
             send(connection, number, answer)
     except (EOFError, OSError):  # the engine's process is gone
@@ -107,9 +104,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _answer(
-    body: memoryview, buffers: list[messages.Memory], set_up_tracing: Callable[[], None], began: float
-) -> messages.Message:
+def _answer(body: memoryview, buffers: list[messages.Memory], traces: WorkerTraces, began: float) -> messages.Message:
     """Run one call, and encode its answer.
 
     The answer is `(True, result, seconds)`, or `(False, error, seconds)` with a packed error. The seconds count from
@@ -125,7 +120,7 @@ def _answer(
     token = _item.set(item)
     try:
         function = resolve(target)  # first, because its module may set up tracing by itself
-        with spans.incoming(headers, set_up_tracing) if headers else nullcontext():
+        with traces.within(headers) if headers else nullcontext():
             if instance is not None:
                 function = _instance(function, instance)
             result = function(*args, **kwargs)

@@ -13,6 +13,7 @@ from tests.house.test_import_directions import SOURCE, imports_of, part_of
 # The parts of the package that could also be separate packages.
 FLOORS = (
     "_cli", "advice", "asgi", "cluster", "consume", "data", "durable", "insight", "serving", "studio", "testing",
+    "workers",
 )  # fmt: skip
 
 # Imports of floors in the core, which is every other part, beside faces (see `is_face`): inside public methods, and for
@@ -47,8 +48,8 @@ OF_AIOKAFKA = {"consume/kafka.py": {"._client", "._coordinator", "._do_commit_of
 # What `Profile.to_html` and `Profile.to_perfetto` write. These imports are late, and the list may only shrink.
 OF_STUDIO = {"insight/recording.py": {"studio.page.page.page_of", "studio.perfetto.trace"}}
 
-# Attributes that are public although they begin with an underscore: of named tuples, `sys` and `asyncio`.
-UNDERSCORED = {"_asdict", "_current_frames", "_fields", "_get_running_loop", "_make", "_replace"}
+# Attributes that are public although they begin with an underscore: of named tuples, `sys`, `os` and `asyncio`.
+UNDERSCORED = {"_asdict", "_current_frames", "_exit", "_fields", "_get_running_loop", "_make", "_replace"}
 
 
 def is_public(module: str, name: str) -> bool:

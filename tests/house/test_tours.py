@@ -28,6 +28,7 @@ from penstock.actors.policy import Policy
 from penstock.devices import elsewhere, executor
 from penstock.engine import executions
 from penstock.engine.node import Execution
+from penstock.workers.execution import InProcesses
 
 SOURCE = f"{Path(engine.__file__).parents[1]}/"
 WARMING_CALLS = 16  # calls during which a node is watched
@@ -290,5 +291,5 @@ def test_the_executions_are_those_of_the_table() -> None:
     ours = {cls for cls in subclasses(Bound) if cls not in {"CacheSite", "_InBodies", "_Intercepted"}}
     assert named == ours
     known = {one for one in vars(executions).values() if isinstance(one, type) and issubclass(one, Execution)}
-    known |= {executor.DeviceExecutor, cluster.Workers, elsewhere.GatheredHere}
+    known |= {executor.DeviceExecutor, cluster.Workers, elsewhere.GatheredHere, InProcesses}
     assert {row[0].strip("`") for row in table} == {one.__name__ for one in known}

@@ -8,9 +8,9 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from penstock.actors import loop_host
+from penstock.engine import node as nodes
 from penstock.engine import wiring
 from penstock.testing import faults
-from penstock.workers import pool
 from tests.bad_days.process_nodes import square
 from tests.kit import actor, model, numbers, outcomes_of, same, values_of
 
@@ -216,7 +216,7 @@ async def test_a_deployment_that_outlives_the_fault_is_healthy() -> None:
 
 def slots() -> list[object]:
     """Returns the contents of the engine's slots for faults."""
-    return [loop_host.fault_at_start, pool.fault_at_call, wiring.fault_at_wiring]
+    return [loop_host.fault_at_start, nodes.fault_at_giving, wiring.fault_at_wiring]
 
 
 async def test_nothing_of_a_fault_stays_behind_whatever_the_order_of_the_ends() -> None:
