@@ -154,13 +154,6 @@ class ExecutionSampler:
         """Return a function of the node that times its run; a thread is about to run it once."""
         return TimedInThread(fn, self, is_free=is_free)
 
-    def works_here(self) -> float:
-        """Note that the present thread works for the node from now on; return the processor time of the thread."""
-        computed = thread_time()
-        if collectors.running:
-            collectors.node_of_thread[threading.get_native_id()] = (self._actor.graph, self._actor.name), computed
-        return computed
-
     def fold(self) -> None:
         """Extrapolate the executions that were timed since the last call to all executions since then."""
         actor = self._actor
@@ -242,7 +235,7 @@ class TimedInThread:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function in the thread, and note when it began, when it ended, and its processor time."""
         self._began = perf_counter()
-        computed = self._sampler.works_here()
+        computed = thread_time()
         try:
             return self._fn(*args, **kwargs)
         finally:

@@ -485,9 +485,6 @@ class Job:
         """Begin to measure the phases of the job, because a profile is taken."""
         self.times = JobTimes(self._submitted_at)
         self.times.dispatch_begins()
-        for call in self.calls[:1]:
-            if call.sampler is not None:
-                call.sampler.works_here()
 
     def inputs(self) -> Iterable[Any]:
         """Return the arrays that the job reads."""

@@ -208,8 +208,8 @@ class Monitor:
     """Takes snapshots of all scopes of this process, each with a profile of the time since the snapshot before.
 
     Until it is closed, it gets a report of each scope that opens or closes, and `async def` nodes are timed, as by
-    `profile()`. It looks at event loops ten times a second, and at the GIL while other threads compute. It waits for
-    no event loop, so it also sees a blocked event loop. One thread at a time may use it.
+    `profile()`. It looks at event loops ten times a second. It waits for no event loop, so it also sees a blocked
+    event loop. One thread at a time may use it.
 
     Attributes:
         turns: the turns of the thread that takes snapshots, and of event loops.
@@ -241,6 +241,7 @@ class Monitor:
         sums = self._scopes.taken()
         self._minute.add(now, [(name, node.timed.durations) for name, node in sums.nodes.items()])
         loop_seconds = self._scopes.loop_seconds(resets=True)
+        core_wait_seconds = self._scopes.core_wait_seconds(resets=True)
         self._looked = now
         items, in_flight = _items(hosts, now, matching)
         lately: Profile | None = None
@@ -248,7 +249,8 @@ class Monitor:
         if before is not None:
             # Without a timeline, a device counts as used while items are in its node.
             covered = {name: min(sums.nodes[name].held_seconds, now - before) for name in sums.on_devices()}
-            evidence = replace(self._scopes.evidence_of(sums, now - before, loop_seconds), covered_seconds=covered)
+            found = self._scopes.evidence_of(sums, now - before, loop_seconds, core_wait_seconds)
+            evidence = replace(found, covered_seconds=covered)
             lately, told = Profile(lambda: evidence, TimelineRecorder(now)), evidence.sentences()
             self.turns.pause()
             self._agree_on(lately.verdict if sums.nodes else None)
@@ -298,5 +300,4 @@ class Monitor:
             return
         observation.end(self._scopes)
         if os.getpid() == self._process:  # in a process that was forked, a thread of the parent may hold the lock
-            self._scopes.gil_watch.stop()
             self._scopes.end()

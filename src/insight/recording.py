@@ -55,13 +55,11 @@ class _Recording(OpenScopes):
         """Begin to record: the engine reports to this object from now on."""
         observation.begin(self)
         observation.begin(self.timeline)
-        self.gil_watch.start()
         for host in settled(lambda: observation.hosts):
             self.look(host)
 
     def end(self) -> None:
         """Take the last numbers."""
-        self.gil_watch.stop()
         with self.lock:
             try:
                 self._final = self.evidence()  # before reports end: it still reports executions for the timeline
@@ -79,9 +77,9 @@ class _Recording(OpenScopes):
         with self.lock:
             now = perf_counter()
             sums = self.sums()
-            cpu_seconds = self.loop_seconds()
+            clocks = self.loop_seconds(), self.core_wait_seconds()
         evidence = replace(
-            self.evidence_of(sums, now - self._began, cpu_seconds),
+            self.evidence_of(sums, now - self._began, *clocks),
             covered_seconds=self.timeline.covered_seconds(sums.on_devices()),
             starting_seconds=union_seconds(self._starts, self._began),
         )

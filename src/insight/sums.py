@@ -2,9 +2,10 @@
 
 from collections.abc import Hashable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
+from sys import getswitchinterval
 from typing import Final
 
 from ..telemetry.observation import (
@@ -32,22 +33,15 @@ EVENT_LOOP: Final = "the event loop"
 
 @dataclass(frozen=True)
 class GilUse:
-    """The use of the GIL, measured by a thread that asks for the GIL now and then.
+    """Who uses the GIL, if the GIL limits; without holders otherwise.
 
     Attributes:
-        held: for each holder, the share of the time for which other threads had to wait because it had the GIL.
+        held: for each holder, the share of the time for which it computed, and others had to wait.
         wait_seconds: how long a thread that asks for the GIL waits, on average.
-        loop_wait_seconds: how long the event loop waits, on average, because another thread has the GIL.
     """
 
     held: Mapping[Holder, float] = field(default_factory=dict[Holder, float])
     wait_seconds: float = 0.0
-    loop_wait_seconds: float = 0.0
-
-    @property
-    def beside_loop(self) -> float:
-        """The share of the time for which a thread had the GIL that does not run the event loop."""
-        return sum(share for holder, share in self.held.items() if holder != EVENT_LOOP)
 
 
 @dataclass
@@ -514,7 +508,7 @@ class Evidence:
         covered_seconds: for each node on a device, for how long it had at least one item.
         admitted: the share of the time for which the places of a deployment were taken, and how many places there are;
             for the deployment with the largest share.
-        gil: the use of the GIL.
+        gil: the use of the GIL, if the GIL limits.
         starting_seconds: for how long worker processes started, while none had done any work.
     """
 
@@ -567,6 +561,49 @@ class Evidence:
 
 _LEAST_TOLD: Final = 0.05
 
+# How many cores threads use of which one at a time can run: a little less than one, as it takes time to hand the GIL
+# over; or a little more, as calls of the system go on without it.
+_ONE_CORE: Final = 0.9, 1.1
+# A larger share of the time without a core, summed over threads, means that other programs use the cores.
+_MOST_WITHOUT_CORE: Final = 0.3
+# The share of the time for which calls must wait for the GIL on their way to a thread or back, summed over calls.
+_LEAST_AT_HOPS: Final = 0.25
+
+
+def explained(evidence: Evidence, core_wait_seconds: float | None) -> Evidence:
+    """Return evidence that says whether the GIL limits, and with less time for which something holds the event loop.
+
+    Code that releases the GIL uses more than one core, or nobody has to wait for it. So the GIL limits if threads and
+    loop use about one core together, and calls are on their way to a thread or back for long, although the loop and the
+    cores are free. While other programs use the cores, the numbers do not tell.
+
+    A loop that waits for the GIL, or for a core, is late as well, but nothing holds it. It waits one switch interval
+    for each thread that wants the GIL; if it is later than that, something else blocks it.
+
+    Args:
+        evidence: the measurements.
+        core_wait_seconds: for how long threads of this process could run, but had no core, summed over threads; None
+            if unknown.
+    """
+    elapsed, late, delay = evidence.elapsed_seconds or inf, evidence.loop_late_share, evidence.loop_delay_seconds
+    # For a node that gathers items, each item counts the time of its whole batch.
+    outside = {node.name: node.timed.outside for node in evidence.sums.nodes.values() if not node.step.gathers}
+    held: dict[Holder, float] = {name: one.cpu_seconds / elapsed for name, one in outside.items() if one.cpu_seconds}
+    in_threads, loop = sum(held.values()), (evidence.loop_cpu_seconds or 0.0) / elapsed
+    without_core = (core_wait_seconds or 0.0) / elapsed
+    at_a_time = sum(one.thread_seconds for one in outside.values()) / elapsed
+    if delay > late * (1 + at_a_time) * getswitchinterval():
+        return replace(evidence, loop_late_share=max(0.0, late - without_core))
+    found = replace(evidence, loop_late_share=max(0.0, late - in_threads - without_core))
+    hops = sum(one.hops for one in outside.values())
+    hopping = sum(one.hop_seconds for one in outside.values()) / elapsed
+    hopping -= loop * (at_a_time + hopping) + without_core  # nobody waits for the GIL then
+    is_known = core_wait_seconds is not None and without_core <= _MOST_WITHOUT_CORE
+    if not (is_known and hopping >= _LEAST_AT_HOPS and _ONE_CORE[0] <= in_threads + loop <= _ONE_CORE[1]):
+        return found
+    return replace(found, gil=GilUse({EVENT_LOOP: loop, **held}, hopping * elapsed / hops))
+
+
 # The largest share of the time for which other threads are assumed to have the GIL: with a share of 1,
 # `TimeBreakdown.by` would divide by 0.
 _MOST_HELD: Final = 0.99
@@ -594,7 +631,7 @@ class TimeBreakdown:
     def by(cls, node: NodeSum, evidence: Evidence) -> "TimeBreakdown":
         """Divide the busy time of a node, from the measurements of a profile."""
         outside, gil = node.timed.outside, evidence.gil
-        loop_delay = max(0.0, evidence.loop_delay_seconds - gil.loop_wait_seconds)
+        loop_delay = max(0.0, evidence.loop_delay_seconds - gil.wait_seconds)
         if outside.hops:
             waits = outside.hop_seconds
             at_hops = min(waits, outside.hops * gil.wait_seconds)
@@ -609,7 +646,7 @@ class TimeBreakdown:
         # at most the difference between the mean time and the time of the quickest item.
         least_seconds = min(node.timed.durations.quantile(0.0) or 0.0, node.mean_seconds)
         waits = node.ended * min(evidence.loop_delay_seconds, node.mean_seconds - least_seconds)
-        for_gil = min(waits, node.ended * gil.loop_wait_seconds)
+        for_gil = min(waits, node.ended * gil.wait_seconds)
         return cls(0.0, for_gil, waits - for_gil)
 
 
@@ -651,8 +688,8 @@ class NodeProfile:
         loop_share: the share for waiting for the event loop, once a result was ready.
         hop_share: the share for the remaining time of hand-overs to a thread and back. The shares do not add up to 1 if
             items waited for something else: the items of their batch, the device, an awaited result.
-        gil_held_share: the share of the time of the profile for which other threads waited because a thread of this
-            node had the GIL. None if none of its threads was seen with the GIL.
+        gil_held_share: if the GIL limits, the share of the time of the profile for which the node's threads computed,
+            while others waited for the GIL. None if the GIL does not limit, or if the node uses no threads.
     """
 
     graph: str

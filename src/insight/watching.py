@@ -1,16 +1,17 @@
-"""The looks of a profile at open scopes, in whichever threads they open, at event loops, and at the GIL."""
+"""The looks of a profile at open scopes, in whichever threads they open, and at event loops and threads."""
 
 import asyncio
+import os
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf, sqrt
-from time import clock_gettime, monotonic, perf_counter, sleep, thread_time
+from math import sqrt
+from time import clock_gettime, monotonic, perf_counter, thread_time
 from traceback import walk_stack
 from types import FrameType
 from typing import Final, NamedTuple, TypeVar
@@ -27,7 +28,7 @@ from ..telemetry.observation import (
     ScopeSnapshot,
     StepSnapshot,
 )
-from .sums import EVENT_LOOP, Evidence, GilUse, Holder, ReaderSum, Sums, WindowSum
+from .sums import Evidence, ReaderSum, Sums, WindowSum, explained
 
 T = TypeVar("T")
 
@@ -159,7 +160,6 @@ class OpenScopes(Collector):
             signal handler may look while it is held.
         has_ended: whether measuring has ended.
         loop_threads: the native ids of the threads that run event loops.
-        gil_watch: finds which threads hold the GIL, once it is started.
         turns: the turns of the thread that looks, and of the event loops.
     """
 
@@ -171,7 +171,7 @@ class OpenScopes(Collector):
         self.loop_threads: set[int] = set()
         # The processor time of threads that run event loops, when their loops were first seen, or at the last reset.
         self._ran: dict[int, float] = {(here := threading.get_native_id()): thread_seconds(here) or 0.0}
-        self.gil_watch = GilWatch(self.loop_threads, is_live=is_live)
+        self._core_waits = _core_waits()  # when the measuring began, or at the last reset
         self._least_pause_seconds = _LEAST_LIVE_PAUSE_SECONDS if is_live else _LEAST_PAUSE_SECONDS
         self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
         self._looks_at_closed: list[LoopLooks] = []
@@ -290,6 +290,13 @@ class OpenScopes(Collector):
                 self.loop_threads &= {one.loop_thread for one in settled(lambda: observation.hosts)}
         return max(times, default=None)
 
+    def core_wait_seconds(self, *, resets: bool = False) -> float | None:
+        """Return for how long threads could run, but had no core, summed over threads; None if unknown."""
+        before, now = self._core_waits, _core_waits()
+        if resets:
+            self._core_waits = now
+        return sum(seconds - before.get(thread, 0.0) for thread, seconds in now.items()) if now else None
+
     def taken(self) -> Sums:
         """Return the sums of nodes and readers, and begin new sums."""
         with self.lock:
@@ -309,8 +316,10 @@ class OpenScopes(Collector):
                 _add_reader(sums, reader, seconds)
         return sums
 
-    def evidence_of(self, sums: Sums, elapsed_seconds: float, loop_cpu_seconds: float | None) -> Evidence:
-        """Return evidence from sums of nodes and readers, and from the looks at event loops and the GIL."""
+    def evidence_of(
+        self, sums: Sums, elapsed_seconds: float, loop_cpu_seconds: float | None, core_wait_seconds: float | None
+    ) -> Evidence:
+        """Return evidence from sums of nodes and readers, from clocks of threads, and from the looks at event loops."""
         with self.lock:
             looks = [*self._looks_at_closed, *[watch.so_far() for watch in self._watches.values()]]
         windows = {name: window for seen in looks for name, window in settled(seen.windows.items)}
@@ -318,12 +327,9 @@ class OpenScopes(Collector):
         admitted = [held for seen in looks for held in settled(seen.admitted.items)]
         taken = [(used / time, places) for (_, places), (time, used) in admitted if time]
         longest = max(looks, key=lambda seen: seen.seconds, default=LoopLooks())
-        gil = self.gil_watch.use()
-        late = max(0.0, longest.late_share - gil.beside_loop)  # a loop that waits for the GIL is late as well
-        return Evidence(
-            sums, elapsed_seconds, loop_cpu_seconds, late, longest.delay_seconds,
-            admitted=max(taken, default=(0.0, 0)), gil=gil,
-        )  # fmt: skip
+        late, delay = longest.late_share, longest.delay_seconds
+        found = Evidence(sums, elapsed_seconds, loop_cpu_seconds, late, delay, admitted=max(taken, default=(0.0, 0)))
+        return explained(found, core_wait_seconds)
 
     def stuck(self) -> tuple[StuckLoop, ...]:
         """Return the event loops that have not answered for a second, with the stacks of their threads."""
@@ -340,12 +346,11 @@ class OpenScopes(Collector):
         ])  # fmt: skip
 
     def look_anew(self) -> None:
-        """Discard the measurements of the looks at event loops and the GIL."""
+        """Discard the measurements of the looks at event loops."""
         with self.lock:
             self._looks_at_closed.clear()
             for watch in self._watches.values():
                 watch.look_anew()
-        self.gil_watch.look_anew()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> "LoopWatch":
         """Return the watch of an event loop, and start the watch."""
@@ -353,15 +358,11 @@ class OpenScopes(Collector):
         if watch is None:
             for closed in [one for one in self._watches if one.is_closed()]:  # a watch keeps its loop
                 self._looks_at_closed.append(self._watches.pop(closed).seen)
-            watch = self._watches[loop] = LoopWatch(loop, self._least_pause_seconds, self._loop_looked)
+            watch = self._watches[loop] = LoopWatch(loop, self._least_pause_seconds, self.turns.offer)
         if not watch.is_looking:
             watch.asked = watch.asked or monotonic()
             _in_thread_of(loop, watch.start)
         return watch
-
-    def _loop_looked(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.gil_watch.wake_if_needed()
-        self.turns.offer(loop)
 
     def end(self) -> None:
         """End all measuring."""
@@ -658,144 +659,22 @@ class LoopWatch:
         self._rest_until = now + _REST * (now - began)
 
 
-# GIL watch: a thread that asks for the GIL now and then. The time that it waits tells whether another thread holds the
-# GIL, and the processor time that each thread has used meanwhile tells which thread.
-#
-# A thread that computes without the GIL, such as one in NumPy, uses processor time as well. To tell them apart, the
-# watch keeps the GIL for a moment: threads that need the GIL stand still then, and other threads go on.
-
-# Even if the GIL is free, a sleeping thread wakes 0.1 ms late.
-_NAP_SECONDS: Final = 0.0005
-_LEAST_WAIT_SECONDS: Final = 0.0003
-# Long enough to tell whether a thread goes on, and short beside the pauses.
-_KEPT_SECONDS: Final = 0.0001
-# A thread that waits for the GIL asks for it again and again, which takes less processor time than this.
-_LEAST_RUN_SECONDS: Final = 0.00002
-# Beside a busy loop, a thread that wakes up waits for the GIL for long (see `Turns`), and looks of a client go on for
-# hours. So the watch only wakes up while other threads than those of loops use this share of a processor, which looks
-# at a loop find out four times a second. A profile may be too short for that.
-_CHECK_SECONDS: Final = 0.25
-_LEAST_USED: Final = 0.02
-# The threads that look at the process, which wait for the GIL themselves.
-_LOOKING: Final = "penstock-expose", "penstock-profile"
-# At first a look every ten milliseconds, which takes 1 % of a loop that never waits; then looks become rarer.
-_LEAST_GIL_PAUSE_SECONDS: Final = 0.01
-_GIL_PAUSE_SHARE: Final = 1 / 100
-
-
-class GilWatch:
-    """Finds which threads hold the GIL; only on Linux, as other systems do not give the processor time of threads.
-
-    Args:
-        loops: the native ids of the threads that run event loops; the caller may add and remove some meanwhile.
-        is_live: whether the looks go on for hours, so that they must be rare.
-    """
-
-    def __init__(self, loops: Collection[int], *, is_live: bool) -> None:
-        self._loops = loops
-        self._least_pause_seconds = _LEAST_GIL_PAUSE_SECONDS * (6 if is_live else 1)
-        self._over, self._needed = threading.Event(), threading.Event()
-        self._checked = monotonic() - 0.8 * _CHECK_SECONDS if is_live else inf  # the first check comes soon
-        self._ran: dict[int, float] = {}
-        self.look_anew()
-        # A daemon: a profile that is never ended must not keep the interpreter from ending.
-        self._thread = threading.Thread(target=self._run, name="penstock-profile", daemon=True)
-
-    def start(self) -> None:
-        """Look from now on."""
-        self._needed.set()
-        if not self._thread.is_alive():
-            with suppress(RuntimeError):  # another loop has started the thread just now, or the looks have ended
-                self._thread.start()
-
-    def stop(self) -> None:
-        """Stop looking. This blocks until the watch's thread has ended, for at most one of its looks."""
-        self._over.set()
-        self._needed.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def wake_if_needed(self) -> None:
-        """Look while other threads than those of event loops compute; the watch of a loop calls this often."""
-        if (passed := monotonic() - self._checked) < _CHECK_SECONDS:
-            return
-        others = [thread for thread, name in self._others().items() if not name.startswith(_LOOKING)]
-        before, self._ran = self._ran, _clocks(set(others).difference(self._loops))
-        used = sum(seconds - before.get(thread, 0.0) for thread, seconds in self._ran.items())
-        self._needed.clear()
-        if used > _LEAST_USED * passed or self._over.is_set():  # `stop` may have come in between
-            self.start()
-        self._checked += passed
-
-    def look_anew(self) -> None:
-        """Discard the measurements, and look as often as at first; callable from any thread."""
-        self._began = monotonic()
-        self._held: dict[Holder, float] = defaultdict(float)
-        self._seconds = self._waited = self._loop_waited = 0.0
-
-    def use(self) -> GilUse:
-        """Return the use of the GIL up to now."""
-        seconds = self._seconds or 1.0
-        held = {holder: share / seconds for holder, share in settled(self._held.items)}
-        return GilUse(held, self._waited / seconds, self._loop_waited / seconds)
-
-    def _run(self) -> None:
-        looked = monotonic()
-        pause, looks = self._least_pause_seconds, 0
-        while not self._over.wait(pause * (0.5 + looks * _GOLDEN % 1)):
-            is_needed = self._needed.is_set()
-            self._needed.wait()
-            waited, held = self._look(self._others()) if is_needed else (0.0, {})
-            now, looked = monotonic(), max(looked, self._began)
-            self._waited += waited * (now - looked)
-            self._loop_waited += waited * (1 - held.get(EVENT_LOOP, 0.0) / (sum(held.values()) or 1.0)) * (now - looked)
-            for holder, share in held.items():
-                self._held[holder] += share * (now - looked)
-            self._seconds += now - looked
-            looked, looks = now, looks + 1
-            pause = max(self._least_pause_seconds, (now - self._began) * _GIL_PAUSE_SHARE)
-
-    def _others(self) -> dict[int, str]:
-        """Return the names of the threads that may hold the GIL."""
-        threads = [thread for thread in threading.enumerate() if thread is not self._thread]
-        return {thread.native_id: thread.name for thread in threads if thread.native_id is not None}
-
-    def _look(self, others: dict[int, str]) -> tuple[float, dict[Holder, float]]:
-        """Ask for the GIL once; return the seconds until it came, and the share of them for each holder of the GIL.
-
-        Args:
-            others: the names of the threads that may hold the GIL.
-        """
-        before, nodes = _clocks(others), dict(observation.node_of_thread)
-        asked = monotonic()
-        sleep(_NAP_SECONDS)
-        got = monotonic()
-        waited = got - asked - _NAP_SECONDS
-        if waited < _LEAST_WAIT_SECONDS:
-            return 0.0, {}
-        after = _clocks(before)
-        while monotonic() - got < _KEPT_SECONDS:
-            pass
-        again = _clocks(after)
-        kept = monotonic() - got
-        ran = {thread: after[thread] - before[thread] for thread in again if again[thread] - after[thread] < kept / 4}
-        ran = {thread: seconds for thread, seconds in ran.items() if seconds >= _LEAST_RUN_SECONDS}
-        # If no thread ran during the wait, the operating system did not run the watch: no thread is to blame.
-        total = max(sum(ran.values()), waited + _NAP_SECONDS)
-        held: dict[Holder, float] = defaultdict(float)
-        for thread, seconds in ran.items():
-            if thread in self._loops:
-                held[EVENT_LOOP] += seconds / total
-                continue
-            no_node: tuple[Holder, float] = others[thread], 0.0
-            holder, since = observation.node_of_thread.get(thread, no_node)
-            here = min(seconds, after[thread] - since)  # the thread may have begun with another node meanwhile
-            held[holder] += here / total
-            held[nodes.get(thread, no_node)[0]] += (seconds - here) / total
-        return waited * min(sum(held.values()), 1.0), held
-
-
 def _clocks(threads: Iterable[int]) -> dict[int, float]:
     """Return the processor time of each of the threads that have not ended."""
     found = {thread: thread_seconds(thread) for thread in threads}
     return {thread: seconds for thread, seconds in found.items() if seconds is not None}
+
+
+def _core_waits() -> dict[int, float]:
+    """Return for how long each thread could run, but had no core, in seconds; nothing if the system does not tell."""
+    found: dict[int, float] = {}
+    for thread in threading.enumerate():
+        with suppress(OSError):  # the thread has ended just now, or the kernel does not tell
+            file = os.open(f"/proc/self/task/{thread.native_id}/schedstat", os.O_RDONLY)
+            try:
+                _, waited, turns = os.read(file, 100).split()
+            finally:
+                os.close(file)
+            if turns != b"0":  # all three numbers are 0 if the kernel does not count
+                found[thread.native_id or 0] = int(waited) * 1e-9
+    return found

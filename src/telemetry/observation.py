@@ -13,7 +13,7 @@ from .counters import (
     name_of,
     told,
 )  # fmt: skip
-from .profiling.collectors import Collector, begin, end, hosts, node_of_thread, running
+from .profiling.collectors import Collector, begin, end, hosts, running
 from .profiling.durations import NO_DEPTH, Durations
 from .profiling.records import (
     Bound,
@@ -35,5 +35,5 @@ __all__ = [
     "LEAST_USED", "NO_DEPTH", "ActorStatistics", "Bound", "Capacity", "Collector", "DeviceSlice", "Durations",
     "Execution", "Host", "ItemLook", "ProfiledScope", "ProfiledStream", "SavedSnapshots", "ScopeSnapshot",
     "StepContents", "StepSnapshot", "TimedReading", "WindowLook", "begin", "changed", "counted", "end", "full_inboxes",
-    "hosts", "name_of", "node_of_thread", "running", "told",
+    "hosts", "name_of", "running", "told",
 ]  # fmt: skip

@@ -48,6 +48,8 @@ OPTIONS = (
 
 
 MUTANTS = [Mutant(*row) for row in [
+    ("insight/sums.py", "without_core <= _MOST_WITHOUT_CORE", "True",
+     "tests/telemetry/test_profile.py::test_otherwise_no_verdict_is_about_the_gil"),
     ("insight/sums.py", "else max(left, taken)", "else left",
      "tests/telemetry/test_monitor.py::test_items_count_from_when_they_entered_also_beside_short_ones"),
     ("studio/live/watch.py", "if asked.show_messages else", "if True else",

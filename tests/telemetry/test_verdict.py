@@ -1,6 +1,7 @@
 """A verdict names a planted bottleneck, its remedy and the gain; and predictions of changes come true."""
 
 import asyncio
+import contextlib
 import itertools
 import operator
 import pkgutil
@@ -218,9 +219,8 @@ def test_the_verdict_names_the_holder_of_the_gil(
     virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
     """In virtual time, the test says which thread holds the GIL: the tests below see that in real time."""
-    measured = pkgutil.resolve_name("penstock.insight.watching:GilWatch.use")
-    told = {"held": {("line", "spin"): 0.8}, "wait_seconds": 0.02}
-    monkeypatch.setattr("penstock.insight.watching.GilWatch.use", lambda watch: replace(measured(watch), **told))
+    gil = pkgutil.resolve_name("penstock.insight.sums:GilUse")({("line", "spin"): 0.8}, 0.02)
+    monkeypatch.setattr("penstock.insight.watching.explained", lambda evidence, _: replace(evidence, gil=gil))
     monkeypatch.setattr("penstock.actors.sampler.perf_counter", virtual)
     monkeypatch.setattr("penstock.actors.sampler.thread_time", lambda: 0.6 * virtual())
 
@@ -322,6 +322,38 @@ async def test_where_nobody_holds_the_gil_places_limit(victim: Any) -> None:
     verdict = profile.verdict
     assert (verdict.node, verdict.limit) == (victim.name, "places"), str(verdict)
     assert "concurrency=" in verdict.remedy
+
+
+BUSY = "while True: pass"
+# Most of its time is in NumPy, which computes without the GIL.
+MANY_ANGLES = np.linspace(0.0, 1.0, 400_000)
+
+
+@ps.node(runs_on="thread", concurrency=2)
+def compute_without_the_gil(number: int) -> float:
+    return float(np.sin(MANY_ANGLES).max()) + number
+
+
+@ps.node(runs_on="thread", concurrency=1)
+def compute_alone_without_the_gil(number: int) -> float:
+    return float(np.sin(MANY_ANGLES).max()) + number
+
+
+@pytest.mark.timed
+async def test_beside_busy_processes_no_verdict_blames_the_gil_for_what_they_take() -> None:
+    """Two processes leave half of two cores, so threads without the GIL use about one core together."""
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(2):
+            busy = await asyncio.create_subprocess_exec(sys.executable, "-c", BUSY)
+            stack.push_async_callback(busy.wait)
+            stack.callback(busy.kill)
+        for _ in range(20):
+            for node in (compute_without_the_gil, compute_alone_without_the_gil):
+                verdict = (await profile_beside(node, is_spinning=False)).verdict
+                assert verdict.limit not in ("gil", "loop"), str(verdict)
+            verdict = (await profile_beside(sleep_in_c)).verdict
+            assert verdict.limit != "loop", str(verdict)
+            assert verdict.limit != "gil" or verdict.node == "spin", str(verdict)
 
 
 # --- Critical path ---

@@ -28,8 +28,8 @@ def telling(now: Callable[[], float]) -> Iterator[None]:
         for module in CLOCKED:
             patch.setattr(f"penstock.{module}.perf_counter", now)
         patch.setattr("penstock.insight.watching.thread_seconds", lambda thread: 0.0)
-        # In virtual time, the use of the GIL in real time has no meaning.
-        patch.setattr("penstock.insight.watching.GilWatch._look", lambda *_: (0.0, {}))
+        # In virtual time, real waits for a core have no meaning.
+        patch.setattr("penstock.insight.watching._core_waits", dict)
         chains._compiled.cache_clear()
         yield
         chains._compiled.cache_clear()

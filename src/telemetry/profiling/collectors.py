@@ -49,9 +49,6 @@ class Collector:
 
 
 hosts: "WeakSet[Host]" = WeakSet()
-# While a profile is taken: for each thread, by its native id, the graph and the name of the node that it has worked for
-# last, and its processor time when it began with this work.
-node_of_thread: dict[int, tuple[tuple[str, str], float]] = {}
 # The profiles that are being taken: nearly always empty. Any thread may read it.
 running: list[Collector] = []
 
@@ -64,8 +61,6 @@ def begin(collector: Collector) -> None:
 def end(collector: Collector) -> None:
     """End the reports to a collector."""
     running.remove(collector)
-    if not running:
-        node_of_thread.clear()
 
 
 def report(event: Callable[Concatenate[Collector, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
