@@ -105,16 +105,13 @@ class _PostgresConnection:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self._pipeline = ExitStack()
         self._ahead_seconds = 0.0  # the clock of the database minus `time.monotonic`
         self._asked_at = -_CLOCK_SECONDS
 
     @property
     def is_usable(self) -> bool:
         return not self._connection.closed
-
-    @property
-    def in_transaction(self) -> bool:
-        return self.is_usable and bool(self._connection.info.transaction_status.name != "IDLE")
 
     def now(self) -> float:
         if time.monotonic() >= self._asked_at + _CLOCK_SECONDS:
@@ -131,10 +128,23 @@ class _PostgresConnection:
         cursor.executemany(statement.replace("?", "%s"), rows)
         return cursor
 
-    def begin(self, thread: str | None = None) -> None:
+    def begin(self, thread: str | None = None, *, pipelined: bool = False) -> None:
+        if pipelined:
+            self._pipeline.enter_context(self._connection.pipeline())
         self.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
         if thread is not None:  # an advisory lock, because a thread that does not exist yet has no row to lock
             self.execute("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (thread,))
+
+    def commit(self) -> None:
+        self.execute("COMMIT")
+        self._pipeline.close()
+
+    def rollback(self) -> None:
+        try:
+            self._pipeline.close()
+        finally:
+            if self.is_usable and self._connection.info.transaction_status.name != "IDLE":
+                self.execute("ROLLBACK")
 
     def tell(self, runs: Collection[int]) -> None:
         named = " ".join(map(str, runs)) if len(runs) <= _MOST_NAMED else ""

@@ -38,6 +38,8 @@ T = TypeVar("T")
 # A row of entries or events has one number: the number of the run in its upper half, and below its own number.
 _ROWS: Final = 1 << 32
 _ACTIVE: Final = ("running", *WAITING)
+_WITH_PREFIX: Final = "key >= ? AND key < ?"
+_FEW: Final = 500  # runs that are sorted in some milliseconds
 _EXPIRED_AT_ONCE: Final = 20  # so that a worker that claims waits for a few milliseconds at most
 
 # Each version of the tables by the statements that make it of the version before; SQLite and PostgreSQL take them.
@@ -54,6 +56,7 @@ MIGRATIONS: list[tuple[str, ...]] = [
         """,
         "CREATE INDEX penstock_runs_due ON penstock_runs (state, wakes_at)",
         "CREATE INDEX penstock_runs_graph ON penstock_runs (graph, state, changed_at, key)",
+        "CREATE INDEX penstock_runs_state ON penstock_runs (state, changed_at, key)",
         "CREATE INDEX penstock_runs_changed ON penstock_runs (changed_at, key)",
         "CREATE INDEX penstock_runs_thread ON penstock_runs (thread, turn) WHERE thread IS NOT NULL",
         "CREATE INDEX penstock_runs_expires ON penstock_runs (expires_at) WHERE expires_at IS NOT NULL",
@@ -90,11 +93,6 @@ class Connection(Protocol):
         ...
 
     @property
-    def in_transaction(self) -> bool:
-        """Whether a transaction has begun and not ended."""
-        ...
-
-    @property
     def lock(self) -> str:
         """What a SELECT ends with so that no other transaction changes the rows."""
         ...
@@ -109,8 +107,20 @@ class Connection(Protocol):
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> Any:
         """Execute a statement for each row, and return a cursor, whose `rowcount` is the sum."""
 
-    def begin(self, thread: str | None = None) -> None:
-        """Begin a transaction that writes; no other one begins or ends a run of this thread at the same time."""
+    def begin(self, thread: str | None = None, *, pipelined: bool = False) -> None:
+        """Begin a transaction that writes.
+
+        Args:
+            thread: a thread of which no other transaction begins a run at the same time.
+            pipelined: whether statements may be sent before the ones before them have returned; then their `rowcount`
+                is not known.
+        """
+
+    def commit(self) -> None:
+        """Commit the transaction, and return once it outlasts a crash."""
+
+    def rollback(self) -> None:
+        """End the transaction without its writes, if it goes on."""
 
     def tell(self, runs: Collection[int]) -> None:
         """Tell other processes that these runs were changed, once the transaction ends."""
@@ -211,20 +221,15 @@ class SQLStore(Store):
     ) -> Sequence[Run]:
         """Return runs, the last changed first; see `Store.list`."""
         wanted: dict[str, Sequence[object]] = {}
-        if state is not None:
-            wanted["state = ?"] = (state,)
         if graph is not None:
             wanted["graph = ?"] = (graph,)
         if thread is not None:
             wanted["thread = ?"] = (thread,)
         if prefix:
-            wanted["key >= ? AND (key < ? OR ? = '')"] = prefix, _behind(prefix), _behind(prefix)
+            wanted[_WITH_PREFIX] = prefix, _behind(prefix) or "\U0010ffff" * 513
         if before is not None:
             wanted["(changed_at, key) < (?, ?)"] = before
-        where = f"WHERE {' AND '.join(wanted)} " if wanted else ""
-        values = [value for values in wanted.values() for value in values]
-        order = f"{where}ORDER BY changed_at DESC, key DESC LIMIT ?"
-        return await self._do(_runs, order, (*values, limit), "AND answered_at IS NULL")
+        return await self._do(_list, wanted, state, limit)
 
     async def delete(self, keys: Collection[str], /, *, states: Collection[State] = (*WAITING, *ENDED)) -> int:
         """Delete runs with everything that is kept of them; see `Store.delete`."""
@@ -409,16 +414,17 @@ _TABLES: Final = {
 
 
 @contextmanager
-def _transaction(connection: Connection, changed: set[int], thread: str | None = None) -> Generator[None]:
-    connection.begin(thread)
+def _transaction(
+    connection: Connection, changed: set[int], thread: str | None = None, *, pipelined: bool = False
+) -> Generator[None]:
     try:
+        connection.begin(thread, pipelined=pipelined)
         yield
         if changed:
             connection.tell(changed)
-        connection.execute("COMMIT")
+        connection.commit()
     finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+        connection.rollback()
 
 
 def _runs(connection: Connection, _: set[int], rest: str, values: Sequence[Any], questions: str = "") -> Sequence[Run]:
@@ -435,6 +441,28 @@ def _runs(connection: Connection, _: set[int], rest: str, values: Sequence[Any],
     now = connection.now()
     fields: Any = ((*row[:11], bool(row[11]), *row[12:], tuple(asked[row[0]]), now) for row in rows)
     return [Run(*of_run) for of_run in fields]
+
+
+def _list(
+    connection: Connection, _: set[int], wanted: dict[str, Sequence[Any]], state: State | None, limit: int
+) -> Sequence[Run]:
+    # The index of graphs is sorted by state before time, so each state is asked for separately.
+    states = [state] if state is not None else [*_ACTIVE, *ENDED] if "graph = ?" in wanted else []
+    # Few keys are sorted; of many, the last changed ones are found soon in the order of time.
+    few = (
+        wanted.get(_WITH_PREFIX)
+        and not connection.execute(
+            f"SELECT 1 FROM penstock_runs WHERE {_WITH_PREFIX} LIMIT 1 OFFSET {_FEW}", wanted[_WITH_PREFIX]
+        ).fetchone()
+    )
+    found: list[Run] = []
+    for which in [{**wanted, "state = ?": (one,)} for one in states] or [wanted]:
+        where = f"WHERE {' AND '.join(which)} " if which else ""
+        where = where if few else where.replace("key ", "key || '' ")  # an expression, so that its index is not used
+        values = [value for values in which.values() for value in values]
+        order = f"{where}ORDER BY changed_at{' + 0' if few else ''} DESC, key DESC LIMIT ?"
+        found += _runs(connection, _, order, (*values, limit), "AND answered_at IS NULL")
+    return sorted(found, key=lambda run: (run.changed_at, run.key), reverse=True)[:limit]
 
 
 def _marks(values: Collection[Any]) -> str:
@@ -494,17 +522,14 @@ def _size(entry: Entry) -> int:
     return len(entry.path) + len(entry.value or b"") + len(entry.parts or b"")
 
 
-def _insert_entries(connection: Connection, entries: Sequence[tuple[int, Entry]]) -> int:
-    """Insert entries that are not there; return how many were inserted."""
-    if not entries:
-        return 0
-    return int(
+def _insert_entries(connection: Connection, entries: Sequence[tuple[int, Entry]]) -> None:
+    """Insert entries that are not there."""
+    if entries:
         connection.executemany(
             "INSERT INTO penstock_entries (id, path, kind, moment, at, value, parts) VALUES (?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (id) DO NOTHING",
             [(run * _ROWS + entry[0], *entry[1:]) for run, entry in entries],
-        ).rowcount
-    )
+        )
 
 
 def _claim(
@@ -559,12 +584,13 @@ def _claim(
 
 
 def _write(connection: Connection, changed: set[int], batches: Sequence[Batch]) -> Sequence[Written]:
-    with _transaction(connection, changed):
+    with _transaction(connection, changed, pipelined=True):
         now = connection.now()
         runs = sorted({batch.run for batch in batches})
         rows = connection.execute(
             "SELECT run, epoch, state, cancel, stored_bytes, (SELECT COUNT(answered_at) FROM penstock_questions WHERE "
-            "penstock_questions.run = penstock_runs.run) FROM penstock_runs "
+            "penstock_questions.run = penstock_runs.run), (SELECT MAX(id) FROM penstock_entries WHERE "
+            f"id >= penstock_runs.run * {_ROWS} AND id < (penstock_runs.run + 1) * {_ROWS}) FROM penstock_runs "
             f"WHERE run IN ({_marks(runs)}) ORDER BY run{connection.lock}",
             runs,
         )
@@ -576,13 +602,13 @@ def _write(connection: Connection, changed: set[int], batches: Sequence[Batch]) 
             for batch, one in zip(batches, written, strict=True)
             if one.state is not None and found[batch.run].state == "running"
         ]
-        entries = [(batch.run, entry) for batch, _ in taken for entry in batch.entries]
-        is_repeated = _insert_entries(connection, entries) < len(entries)
+        _insert_entries(connection, [(batch.run, entry) for batch, _ in taken for entry in batch.entries])
         staying: list[Sequence[Any]] = []
         for batch, one in taken:
             _insert_others(connection, batch)
             new_bytes = sum(map(_size, batch.entries))
-            if batch.drops or is_repeated:
+            last = found[batch.run].last_id or 0
+            if batch.drops or any(batch.run * _ROWS + entry.seq <= last for entry in batch.entries):  # some are there
                 new_bytes = _bytes(connection, batch.run) - found[batch.run].stored_bytes
             if one.state == "running":
                 staying.append((one.lease_until, bool(batch.entries), new_bytes, batch.run))
@@ -607,6 +633,7 @@ class _Found(NamedTuple):
     cancel: bool
     stored_bytes: int
     answers: int
+    last_id: int | None
 
 
 def _outcome(batch: Batch, found: _Found | None, now: float) -> Written:

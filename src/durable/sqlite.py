@@ -134,8 +134,15 @@ class _SQLiteConnection(sqlite3.Connection):
     def now(self) -> float:
         return time.time()
 
-    def begin(self, thread: str | None = None) -> None:
+    def begin(self, thread: str | None = None, *, pipelined: bool = False) -> None:
         self.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        self.execute("COMMIT")
+
+    def rollback(self) -> None:
+        if self.in_transaction:
+            self.execute("ROLLBACK")
 
     def tell(self, runs: Collection[int]) -> None:
         """Do nothing: other processes look at the version of the file."""

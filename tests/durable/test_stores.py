@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.durable import sql
 from penstock.durable.postgres import PostgresStore
 from penstock.durable.sqlite import MemoryStore, SQLiteStore
 from penstock.durable.store import Answer, Batch, Cancel, Event, NewRun, Owner, Question, Store
@@ -144,7 +145,9 @@ async def test_changes_by_another_process_are_heard(open_store: Callable[[], Sto
             await hearing
 
 
-async def test_runs_are_listed(open_store: Callable[[], Store]) -> None:
+@pytest.mark.parametrize("few", [2, 500])
+async def test_runs_are_listed(open_store: Callable[[], Store], few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql, "_FEW", few)
     store, owner = open_store(), Owner()
     keys = [f"{kind}-{number}" for number in range(6) for kind in ("a", "a\U0010ffff", "ä", "b%")]
     for number, key in enumerate(keys):
