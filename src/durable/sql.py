@@ -40,6 +40,7 @@ _ROWS: Final = 1 << 32
 _ACTIVE: Final = ("running", *WAITING)
 _WITH_PREFIX: Final = "key >= ? AND key < ?"
 _FEW: Final = 500  # runs that are sorted in some milliseconds
+_MOST_NAMED: Final = 500  # rows in one statement
 _EXPIRED_AT_ONCE: Final = 20  # so that a worker that claims waits for a few milliseconds at most
 
 # Each version of the tables by the statements that make it of the version before; SQLite and PostgreSQL take them.
@@ -466,7 +467,7 @@ def _list(
 
 
 def _marks(values: Collection[Any]) -> str:
-    return ", ".join("?" * len(values))
+    return ", ".join("?" * len(values)) or "NULL"
 
 
 def _behind(prefix: str) -> str:
@@ -485,7 +486,7 @@ def _begin(connection: Connection, changed: set[int], new: NewRun) -> Run:
         before: Sequence[Run] = ()
         turn = 0
         if new.thread is not None:
-            active = f"WHERE thread = ? AND state IN ({_marks(_ACTIVE)}) ORDER BY turn"
+            active = f"WHERE thread = ? AND state IN ({_marks(_ACTIVE)}) ORDER BY turn{connection.lock}"
             before = _runs(connection, changed, active, (new.thread, *_ACTIVE))
             if before and new.busy == "refuse":
                 return before[0]
@@ -702,15 +703,16 @@ def _leave(connection: Connection, batch: Batch, written: Written, now: float, n
 
 def _load(connection: Connection, _: set[int], run: int, seqs: Sequence[int] | None) -> Sequence[Entry]:
     first = run * _ROWS
-    if seqs is None:
-        which, values = "id >= ? AND id < ?", [first, first + _ROWS]
-    else:
-        which, values = f"id IN ({_marks(seqs)})", [first + seq for seq in seqs]
+    # A statement may have some thousand values; of the entries of a run, all are read then.
+    some = seqs if seqs is not None and len(seqs) <= _MOST_NAMED else None
+    which = "id >= ? AND id < ?" if some is None else f"id IN ({_marks(some)})"
+    values = [first, first + _ROWS] if some is None else [first + seq for seq in some]
     rows = connection.execute(
         f"SELECT id - {first}, path, kind, moment, at, value, parts FROM penstock_entries WHERE {which} ORDER BY id",
         values,
     )
-    return [Entry._make(row) for row in rows.fetchall()]
+    wanted = None if seqs is None else set(seqs)
+    return [Entry._make(row) for row in rows.fetchall() if wanted is None or row[0] in wanted]
 
 
 def _change(connection: Connection, changed: set[int], key: str, change: Change) -> Run | None:

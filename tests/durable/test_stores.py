@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.durable import sql
 from penstock.durable.postgres import PostgresStore
 from penstock.durable.sqlite import MemoryStore, SQLiteStore
-from penstock.durable.store import Answer, Batch, Cancel, Event, NewRun, Owner, Question, Store
+from penstock.durable.store import Answer, Batch, Cancel, Entry, Event, NewRun, Owner, Question, Store
 from tests.devices.processes import run_program
 from tests.durable.model import Play
 from tests.postgres import Server, needs_postgres, postgres_server
@@ -164,6 +164,16 @@ async def test_runs_are_listed(open_store: Callable[[], Store], few: int, monkey
     assert len(await store.list(graph="g", state="queued", thread="t")) == 8
     await store.claim(["h"], owner.name, 30, 3)
     assert [len(await store.list(state=state)) for state in ("running", "queued", "failed")] == [3, 21, 0]
+
+
+async def test_any_number_of_entries_is_loaded(open_store: Callable[[], Store]) -> None:
+    store, owner = open_store(), Owner()
+    run = await store.begin(new_run(owner=owner.name))
+    entries = [Entry(seq, f"map[{seq}]", "result", 0, 0.0, b"v") for seq in range(1, 2001)]
+    await store.write([Batch(run=run.run, epoch=1, entries=entries)])
+    assert await store.load(run.run) == entries
+    for some in (range(2, 5000, 3), range(100, 110), [], [7000]):
+        assert [entry.seq for entry in await store.load(run.run, some)] == [seq for seq in some if seq <= 2000]
 
 
 async def test_keys_are_text_of_at_most_512_characters_without_nul(open_store: Callable[[], Store]) -> None:
