@@ -222,6 +222,26 @@ class KeyStopped(OptionsError):
     """A key with a durable loop has no result, and no call has the key: its last call has failed or was stopped."""
 
 
+class OtherCall(PenstockError):
+    """A handler of a durable run makes another call than in its first life, and a kept call not at all."""
+
+
+class OtherGraph(PenstockError):
+    """A durable run has kept steps that its graph does not have, or has wired otherwise."""
+
+
+class LeaseLost(PenstockError):
+    """A durable run ends in this process, because another process has taken it over, or may have."""
+
+
+class RunCancelled(PenstockError):
+    """A durable run was cancelled; `resume` lets it go on."""
+
+
+class RunFailed(PenstockError):
+    """A durable run has failed: its error could not be stored, or five workers in a row have died with it."""
+
+
 class UnknownKey(OptionsError):
     """No durable loop is kept under a key."""
 

@@ -22,7 +22,7 @@ from .engine.control import split_stream
 from .engine.engine import kept_plan, run_kept
 from .engine.graph import replaced
 from .engine.interception import Interception, intercept
-from .engine.keeping import Called, Keeper, KeptSite, wirings
+from .engine.keeping import Keeper, KeptSite, wirings
 from .engine.node import Execution, Scope, Site
 from .engine.stages import StageIterator, StageRole, ThreadIterator, has_state, has_value, is_stream, stage_node
 from .engine.stateful import as_node
@@ -32,7 +32,7 @@ from .telemetry.counters import Figure, tell_in_top
 from .telemetry.spans import MessageTrace, WorkerTraces
 
 __all__ = [
-    "Attempt", "Bound", "Called", "CallsAhead", "Encoded", "Execution", "Figure", "Interception", "Keeper", "KeptSite",
+    "Attempt", "Bound", "CallsAhead", "Encoded", "Execution", "Figure", "Interception", "Keeper", "KeptSite",
     "LoopMailbox", "MessageTrace", "Packer", "Places", "Scope", "Site", "StageIterator", "StageRole", "ThreadIterator",
     "ThreadOwner", "WorkerTraces", "as_node", "attempts_of", "decode", "encode", "end_forked", "end_with_loop",
     "filled_inbox", "filled_stream_inbox", "has_state", "has_value", "hints_of", "intercept", "is_stream", "kept_plan",

@@ -37,22 +37,23 @@ class Keeper(ABC):
         """
 
     @abstractmethod
-    def call(
-        self,
-        path: str,
-        called: "Called",
-        arguments: Arguments,
-        run: Callable[[str], Awaitable[Any]],
-    ) -> Awaitable[Any]:
-        """Return the outcome of a call that a handler makes with `penstock.call`.
-
-        It is asked when the handler makes the call, and may be awaited later.
+    def name_of(self, handler: str, called: str, arguments: Arguments) -> str:
+        """Return the path of a call that a handler makes with `penstock.call`, when the handler makes it.
 
         Args:
-            path: the path of the handler, with the number of its attempt.
-            called: the node or graph.
+            handler: the path of the handler, with the number of its attempt.
+            called: the name of the node or graph.
             arguments: its arguments.
-            run: runs the call under a path, which `step` is asked for if it is a node.
+        """
+
+    @abstractmethod
+    def call(self, handler: str, path: str, run: Callable[[], Awaitable[Any]]) -> Awaitable[Any]:
+        """Return the outcome of such a call, when it is awaited.
+
+        Args:
+            handler: the path of the handler.
+            path: the path of the call.
+            run: runs the call. If it is a call of a node, `step` is asked for the same path.
         """
 
     @abstractmethod
@@ -78,21 +79,6 @@ class Keeper(ABC):
     @abstractmethod
     def idempotency_key(self, path: str) -> str:
         """Return a text of 32 digits for the work of a step, the same in all processes."""
-
-
-class Called:
-    """What a handler calls.
-
-    Attributes:
-        name: its name.
-        is_node: whether it is a node; otherwise, it is a graph.
-    """
-
-    __slots__ = ("is_node", "name")
-
-    def __init__(self, name: str, *, is_node: bool) -> None:
-        self.name = name
-        self.is_node = is_node
 
 
 class KeptSite:

@@ -15,7 +15,7 @@ from ..actors.worker import Worker
 from .bodies import _ListMap
 from .call import RunningCall
 from .graph import Graph, graph, settled
-from .keeping import Called, Keeper
+from .keeping import Keeper
 from .nesting import is_in_owner
 from .node import is_node
 from .options import DEFAULTS
@@ -156,23 +156,18 @@ class _Calls:
     ) -> Coroutine[Any, Any, Any]:
         """Have the keeper of the run make the call, or give its kept outcome."""
         keeper: Keeper = place.keeper
-        path = place.of(handling.actor.name) + (f"@{handling.attempt}" if handling.attempt > 1 else "")
-        is_a_node = is_node(called)
-
-        def run(path: str) -> Coroutine[Any, Any, Any]:
-            inside = Place(keeper, path if is_a_node else path + "/", is_a_node)
-            return self.run(called, args, kwargs, handling, name, inside)
-
-        outcome = keeper.call(path, Called(called.name, is_node=is_a_node), (args, kwargs), run)
+        handler = place.of(handling.actor.name) + (f"@{handling.attempt}" if handling.attempt > 1 else "")
+        path, is_alone = keeper.name_of(handler, called.name, (args, kwargs)), is_node(called)
+        inside = Place(keeper, path if is_alone else path + "/", is_alone)
 
         async def wait() -> Any:
             # The outcome may have to wait for its turn, and the handler may end meanwhile.
             self._wanted(handling)
-            self._stops[outcome] = cast("asyncio.Task[Any]", asyncio.current_task()).cancel
+            self._stops[wait] = cast("asyncio.Task[Any]", asyncio.current_task()).cancel
             try:
-                return await outcome
+                return await keeper.call(handler, path, lambda: self.run(called, args, kwargs, handling, name, inside))
             finally:
-                del self._stops[outcome]
+                del self._stops[wait]
                 self._changed.notify_all()
 
         return wait()

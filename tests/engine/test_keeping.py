@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import penstock as ps
-from penstock.extension import Called, Keeper, KeptSite, run_kept
+from penstock.extension import Keeper, KeptSite, run_kept
 
 
 class Remembering(Keeper):
@@ -31,14 +31,11 @@ class Remembering(Keeper):
             self.kept[path] = value
         return self.kept[path]
 
-    async def call(
-        self,
-        path: str,
-        called: Called,
-        arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
-        run: Callable[[str], Awaitable[Any]],
-    ) -> Any:
-        return await run(f"{path}/{called.name}{arguments[0]}")
+    def name_of(self, handler: str, called: str, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> str:
+        return f"{handler}/{called}{arguments[0]}"
+
+    async def call(self, handler: str, path: str, run: Callable[[], Awaitable[Any]]) -> Any:
+        return await run()
 
     def entered(self, path: str) -> bool:
         return any(one.startswith(path) for one in self.kept)

@@ -97,6 +97,22 @@ MUTANTS = [Mutant(*row) for row in [
      "tests/serving/test_openai.py::test_keys_open_the_door_and_share_places_by_name"),
     ("studio/live/server.py", "_MODE: Final = 0o600", "_MODE: Final = 0o666",
      "tests/studio/test_expose.py::test_only_the_owner_may_connect_whatever_the_umask"),
+    # durable runs: calls of handlers have numbers for names
+    ("durable/journal.py", 'found = f"{name}({digest_of(arguments)})"', 'found = f"{name}()"',
+     "tests/durable/test_lives.py::test_what_was_kept_never_runs_again_and_an_effect_has_one_key"),
+    # a kept result is handed on when the handler asks for it
+    ("durable/journal.py", "        if self._given is not None and self.kept[path].moment == self._given[1]:\n",
+     "        if True:\n",
+     "tests/durable/test_lives.py::test_what_was_kept_never_runs_again_and_an_effect_has_one_key"),
+    # an effect begins before the commit
+    ("durable/journal.py", "path)\n        await self._writer.barrier(self)\n", "path)\n",
+     "tests/durable/test_lives.py::test_what_was_kept_never_runs_again_and_an_effect_has_one_key"),
+    # a value is encoded after its first reader has begun
+    ("durable/journal.py", 'self.append(f"{path}{{{site.wiring}}}", "result",',
+     'self._loop.call_soon(self.append, f"{path}{{{site.wiring}}}", "result",',
+     "tests/durable/test_lives.py::test_what_was_kept_never_runs_again_and_an_effect_has_one_key"),
+    ("durable/sql.py", "found is None or found.epoch != batch.epoch", "found is None",
+     "tests/durable/test_lives.py::test_a_process_that_believes_in_its_lease_writes_nothing_when_it_is_lost"),
 ]]  # fmt: skip
 
 # For `make test-long`: mutants of parts that have a mutant above, or mutants that hang until the timeout of their test.

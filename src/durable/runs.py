@@ -1,0 +1,327 @@
+"""Runs under a key: how they begin, run in this process, go on after a crash, and end."""
+
+import asyncio
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from .. import Call
+from .._errors import (
+    CheckpointError,
+    LeaseLost,
+    NotStorable,
+    OtherArguments,
+    OtherCall,
+    OtherGraph,
+    RunCancelled,
+    RunFailed,
+)
+from ..actors.accepted import POSITIVE, check
+from ..actors.tasks import start_task, uninterrupted
+from ..engine import Plan
+from ..extension import Encoded, decode, encode, kept_plan, run_kept, wirings
+from .journal import Journal, digest_of
+from .parts import Codec, Values
+from .sqlite import SQLiteStore
+from .store import ENDED, KEY, Entry, NewRun, Owner, Run, Store
+from .writer import Leaving, Writer
+
+R = TypeVar("R")
+
+# A run with which so many workers have died in a row, with no new entry between, is failed.
+_MOST_LOST = 5
+# How long a process waits before it looks again for a run that another process has, if nothing tells of a change.
+_LOOK_SECONDS = 1.0
+
+
+class Durable:
+    """Runs graphs so that what was kept never runs again, also after the death of the process.
+
+    Args:
+        store: where runs are kept; a path is that of a file of SQLite.
+        lease_seconds: for how long a run is this process's after each write.
+        codec: encrypts or compresses what the store keeps.
+        max_value_bytes: the most bytes of a value.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | Path,
+        *,
+        lease_seconds: float = 30.0,
+        codec: Codec | None = None,
+        max_value_bytes: int = 64 << 20,
+    ) -> None:
+        check("lease_seconds", lease_seconds, POSITIVE, "Durable(")
+        self._store = store if isinstance(store, Store) else SQLiteStore(store)
+        self._lease_seconds = lease_seconds
+        self._codec = codec
+        self._max_value_bytes = max_value_bytes
+        self._owner = Owner()
+        self._here: dict[str, _Here] = {}
+        self._known: set[int] = set()  # the numbers of runs that this process has had
+        self._writer: Writer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, call: Call[R], /, *, key: str) -> R:
+        """Run a call under a key, or go on with the run of the key, and return its result.
+
+        A run that has its result gives that result. A run that this or another process has is joined. Otherwise the
+        run begins, or goes on, here. If all callers leave before its end, the run can go on anywhere.
+
+        Args:
+            call: the call.
+            key: the key: 1 to 512 characters.
+
+        Returns:
+            The result of the graph.
+
+        Raises:
+            Exception: the error of the run.
+            OtherArguments: the key belongs to a call of another graph, or with other arguments.
+            OtherGraph: the graph has other steps than those that are kept.
+            OtherCall: a handler makes other calls than those that are kept.
+            LeaseLost: another process has taken the run over.
+            RunCancelled: the run was cancelled.
+            NotStorable: an argument or a result cannot be stored.
+        """
+        check("key", key, KEY, "run(")
+        values, digest = self._values(), digest_of((call.arguments, {}))
+        here = self._here.get(key)
+        if here is None:
+            arguments = Entry(0, digest, "arguments", 0, 0.0, *values.encode([*call.arguments], "the arguments", 0))
+            loop = asyncio.get_running_loop()
+            work = self._live(call, key, arguments, values)
+            here = self._here[key] = _Here(call.graph.name, digest, start_task(loop, work, name="penstock-durable"))
+        _refuse_others(key, here.graph, here.digest, call, digest)
+        try:
+            here.callers += 1
+            await asyncio.wait([here.task])
+        finally:
+            here.callers -= 1
+            if not here.callers and self._here.get(key) is here:
+                del self._here[key]
+                here.task.cancel()
+                await uninterrupted(asyncio.wait([here.task]))
+            if not here.callers and not here.task.cancelled():
+                here.task.exception()  # marks it as retrieved, since a caller who leaves is not told
+        result: R = here.task.result()
+        return result
+
+    async def _live(self, call: Call[Any], key: str, arguments: Entry, values: Values) -> Any:
+        """Have the run of a key end, here or elsewhere; return its result."""
+        plan = kept_plan(call.graph)
+        graph = call.graph.name
+        run = await self._store.begin(NewRun(
+            key=key, graph=graph, plan=_digest(plan), entries=[arguments], owner=self._owner.name,
+            lease_seconds=self._lease_seconds,
+        ))  # fmt: skip
+        entries: Sequence[Entry] | None = [arguments]
+        if run.owner != self._owner.name or run.epoch != 1 or run.run in self._known:
+            [first] = await self._store.load(run.run, [0])
+            _refuse_others(key, run.graph, first.path, call, arguments.path)
+            entries = None
+        while True:
+            if run.state in ENDED:
+                return await self._outcome(run)
+            mine = run if run.state == "running" and run.owner == self._owner.name else None
+            if mine is None:
+                found = await self._store.claim([graph], self._owner.name, self._lease_seconds, 1, key=key)
+                mine = found[0] if found else None
+            if mine is not None:
+                self._known.add(mine.run)
+                if entries is None:
+                    entries = await self._store.load(mine.run)
+                    values = self._values()
+                    values.add(entries)
+                writer = self._present_writer()
+                return await _Life(Journal(mine, entries, values, writer), writer).run(call, plan, entries)
+            run = await self._after_change(run)
+
+    async def _outcome(self, run: Run) -> Any:
+        """Return the result of a run that has ended, or raise its error."""
+        values = self._values()
+        if run.state == "finished":
+            assert run.result is not None
+            return await values.read(self._store, run.run, run.result)
+        if run.state == "cancelled" or run.error is None:
+            raise RunCancelled(f"run {run.key!r} was cancelled; resume(key) lets it go on")
+        raise decode(Encoded.from_bytes(values.plain(run.error)))
+
+    async def _after_change(self, run: Run) -> Run:
+        """Return a run again, after a change of the store or some time."""
+        changes = self._store.changes()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await anext(changes, None)
+        await changes.aclose()
+        found = await self._store.read(run.key)
+        if found is None:
+            raise RunCancelled(f"run {run.key!r} was deleted")
+        return found
+
+    def _values(self) -> Values:
+        return Values(self._codec, self._max_value_bytes)
+
+    def _present_writer(self) -> Writer:
+        loop = asyncio.get_running_loop()
+        if self._writer is None or self._loop is not loop:
+            self._loop, self._writer = loop, Writer(self._store, self._lease_seconds)
+        return self._writer
+
+
+class _Life:
+    """A run from its claim by this process to its end, or until this process leaves it."""
+
+    def __init__(self, journal: Journal, writer: Writer) -> None:
+        self._journal = journal
+        self._writer = writer
+        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._cancelled = RunCancelled(f"run {journal.run.key!r} was cancelled; resume(key) lets it go on")
+        self._stopped: Exception | None = None
+        self._is_leaving = False
+
+    def _stop(self, reason: Exception) -> None:
+        if self._stopped is None and not self._is_leaving:
+            self._stopped = reason
+            self._task.cancel()
+
+    async def run(self, call: Call[Any], plan: Plan, entries: Sequence[Entry]) -> Any:
+        """Run the call, and leave the run with its outcome."""
+        self._writer.open(self._journal, self._stop, lambda: self._stop(self._cancelled))
+        try:
+            try:
+                value = await self._value(call, plan, entries)
+                leaving = Leaving("finished", result=self._journal.append("", "result", value, "the result"))
+            except BaseException as error:
+                await self._leave_after(error)
+                raise
+            await self._leave(leaving)
+            return value
+        except BaseException as error:
+            if self._stopped is None:
+                raise
+            if isinstance(error, asyncio.CancelledError):
+                self._task.uncancel()
+            raise self._stopped from error
+        finally:
+            self._writer.close(self._journal)
+
+    async def _value(self, call: Call[Any], plan: Plan, entries: Sequence[Entry]) -> Any:
+        run = self._journal.run
+        check_steps(plan, entries, run.key)
+        if run.cancel:
+            raise self._cancelled
+        if run.lost >= _MOST_LOST:
+            raise RunFailed(f"run {run.key!r}: {run.lost} workers in a row have died with it")
+        return await run_kept(call, self._journal)
+
+    async def _leave(self, leaving: Leaving) -> None:
+        self._is_leaving = True
+        await uninterrupted(self._writer.barrier(self._journal, leaving))
+
+    async def _leave_after(self, error: BaseException) -> None:
+        """Leave the run after an error; if the lease is lost or the store has failed, do nothing."""
+        if self._stopped is self._cancelled or isinstance(error, RunCancelled):
+            await self._leave(Leaving("cancelled"))
+        elif self._stopped is None and isinstance(error, asyncio.CancelledError | OtherGraph | OtherCall):
+            with suppress(LeaseLost, CheckpointError):  # the run goes on somewhere when the lease is over
+                await self._leave(Leaving("queued"))
+        elif self._stopped is None and isinstance(error, Exception) and not isinstance(error, LeaseLost):
+            await self._leave(Leaving("failed", error=_packed(error, self._journal.values)))
+
+
+def _packed(error: Exception, values: Values) -> bytes:
+    try:
+        packed = encode(error, "the error")
+    except NotStorable:
+        packed = encode(RunFailed(f"{type(error).__qualname__}: {error}"))
+    return values.coded(packed.to_bytes())
+
+
+class _Here:
+    """A run that this process has, or waits for.
+
+    Attributes:
+        graph: the name of its graph.
+        digest: the digest of its arguments.
+        task: runs it, or waits for its end elsewhere.
+        callers: how many callers wait for its end.
+    """
+
+    def __init__(self, graph: str, digest: str, task: "asyncio.Task[Any]") -> None:
+        self.graph = graph
+        self.digest = digest
+        self.task = task
+        self.callers = 0
+
+
+def _refuse_others(key: str, graph: str, digest: str, call: Call[Any], own: str) -> None:
+    if graph != call.graph.name:
+        raise OtherArguments(f"key {key!r} belongs to a call of graph {graph!r}, not of {call.graph.name!r}")
+    if digest != own:
+        raise OtherArguments(
+            f"key {key!r} belongs to a call of {graph!r} with other arguments: a key names one call; use another key"
+        )
+
+
+def _digest(plan: Plan) -> str:
+    steps = repr([sorted(wirings(one).items()) for one in _plans(plan)])
+    return blake2b(steps.encode(), digest_size=8).hexdigest()
+
+
+def _plans(plan: Plan) -> Iterable[Plan]:
+    yield plan
+    for step in plan.steps:
+        for body in step.run_bodies:
+            yield from _plans(body)
+
+
+_PART = re.compile(r"(?P<label>.+?)(?P<body>\[\d+\]\??|:\d+|!)?(?:@\d+)?(?:\{(?P<wiring>\w+)\})?")
+
+
+def check_steps(plan: Plan, entries: Iterable[Entry], key: str) -> None:
+    """Check that the graph has each step that is kept.
+
+    Raises:
+        OtherGraph: it has not, or the arguments of a step that occurs twice come from elsewhere.
+    """
+    paths = [entry.path for entry in entries if entry.kind not in ("arguments", "forgotten") and entry.path]
+    repeated = {part.partition("#")[0] for path in paths for part in path.split("/") if "#" in part}
+    known: dict[str, Plan | None] = {}
+    for path in paths:
+        inside: Plan | None = plan
+        way = ""
+        for part in path.split("/"):
+            if inside is None or not part or "(" in part or part.startswith("sleep~"):
+                break
+            way += "/" + re.sub(r"\[\d+\]", "[]", part)
+            if way not in known:
+                known[way] = _inside(inside, part, path, key, repeated)
+            inside = known[way]
+
+
+def _inside(plan: Plan, part: str, path: str, key: str, repeated: set[str]) -> Plan | None:
+    """Return the plan of the body that a part of a path leads to; None if the part is a step."""
+    found = _PART.fullmatch(part)
+    assert found is not None
+    label, wiring = found["label"], found["wiring"]
+    step = next((one for one in plan.steps if one.label == label), None)
+    told = f"run {key!r} has kept step {path!r}, and graph {plan.name!r} "
+    ways_out = "run the code that has begun it, or fork the run before that step"
+    if step is None:
+        steps = ", ".join(one.label for one in plan.steps)
+        raise OtherGraph(f"{told}has no step {label!r} (it has {steps}): {ways_out}")
+    name = label.partition("#")[0]
+    is_repeated = name in repeated or any(one.label.startswith(f"{name}#") for one in plan.steps)
+    if wiring is not None and is_repeated and wirings(plan)[label] != wiring:
+        raise OtherGraph(f"{told}has a step {label!r} that takes other arguments, so it may be another one: {ways_out}")
+    body, bodies = found["body"], step.run_bodies
+    if not body or not bodies:
+        return None
+    if body.startswith(":"):
+        return bodies[int(body[1:])] if int(body[1:]) < len(bodies) else None
+    return bodies[0] if body.endswith("?") else bodies[-1]

@@ -1,0 +1,222 @@
+"""The writer: what all runs of a process have to keep goes into the next commit together."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from .._errors import CheckpointError, LeaseLost
+from ..actors.tasks import start_task
+from .store import Batch, Entry, State, Store, Written
+
+if TYPE_CHECKING:
+    from .journal import Journal
+
+# What may wait to be written before steps wait: some seconds of commits, or memory that a process can spare.
+_MOST_ENTRIES: Final = 1000
+_MOST_BYTES: Final = 16 << 20
+
+
+class Leaving(NamedTuple):
+    """How an owner leaves a run; the fields are those of `Batch`."""
+
+    state: State | None = None
+    result: int | None = None
+    error: bytes | None = None
+    wakes_at: float | None = None
+
+
+_STAYING: Final = Leaving()
+
+
+class _Writing:
+    """What is to be written of one run, and who waits for that."""
+
+    def __init__(self, journal: "Journal", on_lost: Callable[[Exception], None], on_cancel: Callable[[], None]) -> None:
+        self.journal = journal
+        self.on_lost = on_lost
+        self.on_cancel = on_cancel
+        self.entries: list[Entry] = []
+        self.leaving = _STAYING
+        self.waiters: list[asyncio.Future[None]] = []
+        self.lease_ends = 0.0
+        self.lost: Exception | None = None
+
+
+class Writer:
+    """Writes entries of all runs of this process, one commit after the other, for one store and one event loop.
+
+    Args:
+        store: the store.
+        lease_seconds: how long a run is this process's after each write.
+    """
+
+    def __init__(self, store: Store, lease_seconds: float) -> None:
+        self._store = store
+        self._lease_seconds = lease_seconds
+        self._loop = asyncio.get_running_loop()
+        self._runs: dict[int, _Writing] = {}
+        self._dirty: dict[int, _Writing] = {}
+        self._entries = self._bytes = 0  # how much waits
+        self._room: list[asyncio.Future[None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._renewal: asyncio.TimerHandle | None = None
+        self._offset = 0.0  # of the store's clock to that of the loop
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no run is open and nothing is being written."""
+        return not self._runs and self._task is None
+
+    def now(self) -> float:
+        """Return the time of the store, as far as it is known here, in seconds since 1970."""
+        return self._loop.time() + self._offset
+
+    def open(self, journal: "Journal", on_lost: Callable[[Exception], None], on_cancel: Callable[[], None]) -> None:
+        """Write for a run from now on.
+
+        Args:
+            journal: its journal.
+            on_lost: called with the reason if nothing more can be written.
+            on_cancel: called if somebody has cancelled the run.
+        """
+        self._offset = journal.run.now - self._loop.time()
+        self._runs[journal.run.run] = writing = _Writing(journal, on_lost, on_cancel)
+        writing.lease_ends = self._loop.time() + self._lease_seconds
+        if self._renewal is None:
+            self._renewal = self._loop.call_later(self._lease_seconds / 3, self._renew)
+
+    def close(self, journal: "Journal") -> None:
+        """Write no more for a run."""
+        writing = self._runs.pop(journal.run.run, None)
+        if writing is not None:
+            self._forget(writing)
+            self._release(writing, LeaseLost(f"run {journal.run.key!r} has ended here"))
+        self._dirty.pop(journal.run.run, None)
+        if not self._runs and self._renewal is not None:
+            self._renewal.cancel()
+            self._renewal = None
+
+    def add(self, journal: "Journal", entry: Entry) -> None:
+        """Have an entry written with the next commit."""
+        writing = self._of(journal)
+        writing.entries.append(entry)
+        self._entries += 1
+        self._bytes += _size(entry)
+        self._wake(writing)
+
+    async def room(self) -> None:
+        """Wait while too much waits to be written."""
+        while self._entries > _MOST_ENTRIES or self._bytes > _MOST_BYTES:
+            future = self._loop.create_future()
+            self._room.append(future)
+            await future
+
+    async def barrier(self, journal: "Journal", leaving: Leaving = _STAYING) -> None:
+        """Wait until everything that a run has to keep is kept, and the run is known to be this process's.
+
+        Args:
+            journal: the journal of the run.
+            leaving: how this process leaves the run with that commit.
+
+        Raises:
+            LeaseLost: another process has the run, or may have it.
+            CheckpointError: the store has failed.
+        """
+        writing = self._of(journal)
+        writing.leaving = leaving
+        future = self._loop.create_future()
+        writing.waiters.append(future)
+        self._wake(writing)
+        await future
+        if leaving is _STAYING and self._loop.time() >= writing.lease_ends:
+            raise LeaseLost(f"run {journal.run.key!r}: the lease is over, so another process may have the run")
+
+    def _of(self, journal: "Journal") -> _Writing:
+        writing = self._runs.get(journal.run.run)
+        if writing is None or writing.journal is not journal or writing.lost is not None:
+            raise (writing and writing.lost) or LeaseLost(f"run {journal.run.key!r} has ended here")
+        return writing
+
+    def _wake(self, writing: _Writing) -> None:
+        self._dirty[writing.journal.run.run] = writing
+        if self._task is None:
+            self._task = start_task(self._loop, self._write_all(), name="penstock-durable-writer")
+
+    def _renew(self) -> None:
+        self._renewal = self._loop.call_later(self._lease_seconds / 3, self._renew)
+        for writing in self._runs.values():
+            self._wake(writing)
+
+    async def _write_all(self) -> None:
+        try:
+            while self._dirty:
+                await self._write(list(self._dirty.values()))
+        finally:
+            self._task = None
+
+    async def _write(self, writings: list[_Writing]) -> None:
+        self._dirty.clear()
+        began = self._loop.time()
+        batches: list[Batch] = []
+        waiters: list[list[asyncio.Future[None]]] = []
+        for one in writings:
+            run, leaving = one.journal.run, one.leaving
+            batches.append(Batch(
+                run=run.run, epoch=run.epoch, lease_seconds=self._lease_seconds, entries=tuple(one.entries),
+                state=leaving.state, result=leaving.result, error=leaving.error, wakes_at=leaving.wakes_at,
+            ))  # fmt: skip
+            self._forget(one)
+            waiters.append(one.waiters)
+            one.waiters = []
+        try:
+            written = await self._store.write(batches)
+        except asyncio.CancelledError:
+            for one, waiting in zip(writings, waiters, strict=True):
+                self._lose(one, waiting, CheckpointError("the writer of durable runs was cancelled"))
+            raise
+        except CheckpointError as error:
+            for one, waiting in zip(writings, waiters, strict=True):
+                self._lose(one, waiting, error)
+            return
+        for one, waiting, outcome in zip(writings, waiters, written, strict=True):
+            self._was_written(one, waiting, outcome, began)
+
+    def _was_written(
+        self, writing: _Writing, waiters: "list[asyncio.Future[None]]", outcome: Written, began: float
+    ) -> None:
+        if outcome.state is None:
+            key = writing.journal.run.key
+            self._lose(writing, waiters, LeaseLost(f"run {key!r}: another process has taken it over, and goes on"))
+            return
+        writing.lease_ends = began + self._lease_seconds
+        for future in waiters:
+            if not future.done():
+                future.set_result(None)
+        if outcome.cancel:
+            writing.on_cancel()
+
+    def _lose(self, writing: _Writing, waiters: "list[asyncio.Future[None]]", error: Exception) -> None:
+        writing.waiters += waiters
+        writing.lost = error
+        self._release(writing, error)
+        writing.on_lost(error)
+
+    def _release(self, writing: _Writing, error: Exception) -> None:
+        waiters, writing.waiters = writing.waiters, []
+        for future in waiters:
+            if not future.done():
+                future.set_exception(error)
+
+    def _forget(self, writing: _Writing) -> None:
+        """Take the entries of a run out of what waits."""
+        self._entries -= len(writing.entries)
+        self._bytes -= sum(map(_size, writing.entries))
+        writing.entries = []
+        room, self._room = self._room, []
+        for future in room:
+            if not future.done():
+                future.set_result(None)
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.value or b"") + len(entry.parts or b"")
