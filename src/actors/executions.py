@@ -18,7 +18,7 @@ from .frame import LEFT_OUT, Frame
 from .loop_host import LoopHost, figure_of
 from .own_loops import Mailbox, Request
 from .supervision import Child
-from .threads import Job, ThreadPool, ThreadSlots
+from .threads import Job, ThreadPool
 
 if TYPE_CHECKING:
     from .node_actor import NodeActor
@@ -75,49 +75,41 @@ class InThread(Bound):
 
     Args:
         pool_of: returns the threads.
-        ahead: if the function is short: how many items may wait in the queue of the threads, besides the running items.
         instance: as for `Bound`.
     """
 
-    __slots__ = ("_ahead", "_pool_of")
+    __slots__ = ("_pool_of",)
 
     _waits_for = names.THREAD_WAIT
 
     begins_later = True  # the scope may have to wait for a thread
     can_emit = True
 
-    def __init__(self, pool_of: Callable[[], ThreadPool], ahead: int, instance: Child | None) -> None:
+    def __init__(self, pool_of: Callable[[], ThreadPool], instance: Child | None) -> None:
         super().__init__(instance)
         self._pool_of = pool_of
-        self._ahead = ahead
 
     async def run(self, attempt: Attempt) -> Any:
         """Wait until the scope may keep one more thread busy, and call the function in a thread."""
         actor, member = attempt._actor, attempt._member
-        pool, sampler, limiter, asked = self._pool_of(), actor.sampler, actor.limiter, perf_counter()
+        pool, sampler, asked = self._pool_of(), actor.sampler, perf_counter()
         await take_thread(member)
         if member.group.threads is not None or member.position.timeout is not None:
             attempt.begun(member.position.waited_seconds + perf_counter() - asked)
-        slots, given = limiter.slots, perf_counter()
-        is_ahead = slots is not None and not slots.free
-        if is_ahead:
-            actor.begins_to_wait(attempt._frame)
-        timed = None
+        given, timed = perf_counter(), None
         result: asyncio.Future[Any] | None
         if sampler is not None:
-            timed = sampler.in_thread(actor.fn, is_free=pool.has_free_thread and not is_ahead)
+            timed = sampler.in_thread(actor.fn, is_free=pool.has_free_thread)
         fn = timed or actor.fn
         if attempt._frame.span is not None:
             fn = partial(spans.in_thread, fn)
         try:
-            result = call_in_thread(pool, member, fn, attempt.args, attempt.kwargs, slots)
+            result = call_in_thread(pool, member, fn, attempt.args, attempt.kwargs)
             value = await (result if actor.policy.discard is None else _or_discarded(result, attempt))
         finally:
             result = None  # breaks a cycle: an error in it refers to this stack frame
             if timed is not None:
                 timed.came_back()
-            if slots is not None:
-                limiter.look_ahead(self._ahead if slots.is_short else 0)
             if isinstance(member.outside_call, Job):  # a wait for a thread is no work of the node
                 member.position.waited_seconds += max(0.0, member.outside_call.began - given)
         actor.refuse_coroutine(value, actor.name)
@@ -152,7 +144,6 @@ def call_in_thread(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    slots: ThreadSlots | None = None,
 ) -> "asyncio.Future[Any]":
     """Run a blocking function in a thread, in a copy of the caller's context; `take_thread` must have been awaited."""
     context, share = copy_context(), worker.group.threads
@@ -162,7 +153,7 @@ def call_in_thread(
     # The thread knows this item even after the worker has gone on to the next item.
     job.handling = context.run(worker.position.remember)
     try:
-        return pool.begin(job, slots)
+        return pool.begin(job)
     except (EngineClosedError, RuntimeError):  # the pool is closed, or no thread can start
         job.on_returned()
         raise

@@ -19,7 +19,6 @@ from .channel import EMPTY, Channel
 from .execution import ASYNC, GENERAL, INLINE, Bound, DetachedStep, invoke_plain
 from .policy import Policy
 from .tasks import Condition
-from .threads import Job
 
 if TYPE_CHECKING:
     from ..telemetry.spans import AttributeValue
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from .execution import Attempt
     from .frame import Frame
     from .sampler import ExecutionSampler, Sampling
-    from .threads import ThreadSlots
     from .worker import Member, Worker
 
 
@@ -48,18 +46,16 @@ class Limiter:
     `free` may be negative: a thread that was abandoned keeps a place, while the worker that has left the thread gives
     back its own place (see `take_over_limit`).
 
-    Besides the places, there may be room for items that are sent `ahead` to threads or other processes, and have not
-    begun there. In threads, `slots` run no more items than there are places.
+    Besides the places, there may be room for items that are sent `ahead` to other processes, and have not begun there.
     """
 
-    __slots__ = ("ahead", "free", "limit", "nested", "shared", "slots", "waiting")
+    __slots__ = ("ahead", "free", "limit", "nested", "shared", "waiting")
 
     def __init__(self, limit: int = UNLIMITED, *, shared: bool = False, ahead: int = 0) -> None:
         self.limit = limit
         self.shared = shared
         self.ahead = ahead
         self.free = limit + ahead
-        self.slots: ThreadSlots | None = None  # for a node in threads with items ahead
         # The actors whose inbox is not empty, each once; they take turns, item by item. A list, because there are few
         # actors, and an empty deque takes 760 bytes, which add up in an idle deployment.
         self.waiting: list[NodeActor] = []
@@ -70,13 +66,6 @@ class Limiter:
     def in_flight(self) -> int:
         """How many places are taken now, not counting items ahead."""
         return min(self.limit + self.ahead - self.free, self.limit)
-
-    def look_ahead(self, items: int) -> None:
-        """Set how many items there is room for besides the places."""
-        more, self.ahead = items - self.ahead, items
-        self.free += min(more, 0)
-        for _ in range(more):
-            self.release()
 
     def release(self) -> None:
         """Give a place back: the next queued frame gets the place, if a frame waits."""
@@ -144,7 +133,7 @@ def refuse_if_endless(actor: "NodeActor", frame: "Frame") -> None:
     for around in frame.lineage():
         if around.waiting_inside is not None:
             around.waiting_inside.add(frame)
-    if held and actor in waits_at(frame):
+    if held and actor in frame.queues and frame.state == "running":
         endless = _endless(actor.limiter)
         if not held.isdisjoint(endless):
             actor.failed += 1
@@ -158,7 +147,7 @@ def _endless(first: Limiter) -> "set[Limiter]":
     limiters = [first]
     for limiter in limiters:
         if limiter not in inside:
-            waits = [(frame, {one.limiter for one in waits_at(frame)}) for frame in limiter.nested or ()]
+            waits = [(frame, {one.limiter for one in frame.queues}) for frame in limiter.nested or ()]
             inside[limiter] = [(_holders(frame, limiter), awaited) for frame, awaited in waits if awaited]
             limiters += [one for _, awaited in inside[limiter] for one in awaited]
     endless = set(inside)
@@ -171,18 +160,6 @@ def _endless(first: Limiter) -> "set[Limiter]":
         if not going_on:
             return endless
         endless -= going_on
-
-
-def waits_at(frame: "Frame") -> "list[NodeActor]":
-    """Return the actors at which a frame waits: for a place, for room, or ahead of the threads."""
-    if frame.state != "running":
-        return []
-    actors = list(frame.queues)
-    for worker in frame.group.workers:
-        call, position = worker.outside_call, worker.position
-        if position.frame is frame and position.actor is not None and isinstance(call, Job) and call.is_ahead:
-            actors.append(position.actor)
-    return actors
 
 
 def _held_around(frame: "Frame") -> set[Limiter]:
@@ -330,15 +307,11 @@ class NodeActor:
         if inbox.count == 1:
             limiter.waiting.append(self)
         if limiter.shared:
-            self.begins_to_wait(frame)
+            outer = frame.parent
+            is_known = outer is None or (outer.parent is None and not outer.waiters and outer.waiting_inside is None)
+            if frame.waiters or not is_known or frame.group.caller is not None:  # else no handler is around it
+                frame.group.loop.call_soon(refuse_if_endless, self, frame)
         return True
-
-    def begins_to_wait(self, frame: "Frame") -> None:
-        """Check soon whether a frame that waits for a shared place, or ahead of the threads, waits for itself."""
-        around = frame.parent
-        is_known = around is None or (around.parent is None and not around.waiters and around.waiting_inside is None)
-        if frame.waiters or not is_known or frame.group.caller is not None:  # else no handler is around it
-            frame.group.loop.call_soon(refuse_if_endless, self, frame)
 
     async def queue(self, frame: "Frame", *, is_full: bool = False) -> None:
         """Let a frame in, waiting for room in the inbox, which is backpressure.

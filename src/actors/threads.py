@@ -16,7 +16,6 @@ from time import perf_counter
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from .._errors import EngineClosedError, travelling
-from .calls_ahead import recent_mean
 from .tasks import when_main_thread_ends
 
 
@@ -137,13 +136,8 @@ os.register_at_fork(after_in_child=_forget_threads_of_parent)
 # Threads that run blocking handlers for one event loop.
 #
 # `asyncio.to_thread` wakes the loop once per result, and waits for the loop before a thread gets its next job:
-# 0.1 ms and more. Here jobs queue ahead of the threads; jobs of a node with few places wait in slots. Results come back
-# through a mailbox that wakes the loop once per burst.
-
-# Jobs ahead of the threads give a node with jobs of 1 ms and one or two places 12 % more items a second. A node whose
-# jobs take longer than this on average has no jobs ahead: these would save 2 % at most, and would begin before later
-# items of a higher priority.
-_SHORT_SECONDS = 0.005
+# 0.1 ms and more. Here jobs queue ahead of the threads. Results come back through a mailbox that wakes the loop once
+# per burst.
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -160,13 +154,12 @@ class Job:
 
     Attributes:
         future: gets the result; made when the job is given to a pool.
-        slots: the slots that the job takes a place of; None without.
         handling: the `Handling` in the context of the job, for a node.
         began: when the job began, by `perf_counter`; 0 before.
     """
 
     __slots__ = (
-        "_then", "abandoned", "args", "began", "context", "fn", "future", "handling", "kwargs", "returned", "slots",
+        "_then", "abandoned", "args", "began", "context", "fn", "future", "handling", "kwargs", "returned",
     )  # fmt: skip
 
     future: "asyncio.Future[Any]"
@@ -178,7 +171,6 @@ class Job:
         self.fn = fn
         self.args = args
         self.kwargs = kwargs
-        self.slots: ThreadSlots | None = None
         self.handling: object = None
         self.abandoned = False
         self.began = 0.0
@@ -206,41 +198,6 @@ class Job:
         self.returned = True
         for callback in self._then:
             callback()
-
-
-class ThreadSlots:
-    """The jobs of a node with a limit of jobs at a time. Further jobs wait here, and a thread takes them.
-
-    Args:
-        limit: how many jobs may run at a time.
-
-    Attributes:
-        free: how many more jobs may begin; only changed on the loop's thread.
-        waiting: the jobs that may not begin yet.
-    """
-
-    __slots__ = ("_mean_seconds", "free", "waiting")
-
-    def __init__(self, limit: int) -> None:
-        self.free = limit
-        self.waiting: deque[Job] = deque()
-        self._mean_seconds: float | None = None
-
-    @property
-    def is_short(self) -> bool:
-        """Whether the jobs are so short that a thread should not wait for the loop between two jobs."""
-        return self._mean_seconds is not None and self._mean_seconds <= _SHORT_SECONDS
-
-    def took(self, seconds: float) -> None:
-        """Count a job; called in the thread that has run the job."""
-        self._mean_seconds = recent_mean(self._mean_seconds, seconds)
-
-    def take(self) -> Job | None:
-        """Take the next job that waits; None if no job waits. Callable from any thread."""
-        try:
-            return self.waiting.popleft()
-        except IndexError:
-            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,15 +248,11 @@ class ThreadPool(ThreadOwner):
         self._all_ended = asyncio.Event()
         self._completed = 0
         self._discarded = 0
-        self._slots: set[ThreadSlots] = set()  # the slots in which jobs may wait
         self.begin_without_threads()
         super().__init__()
 
     def begin_without_threads(self) -> None:
         """Reset to no thread and no job, at the beginning, or in a forked process."""
-        for slots in self._slots:
-            slots.waiting.clear()
-        self._slots = set()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
         self._unsettled = 0  # submitted, and not yet drained on the loop
@@ -339,31 +292,25 @@ class ThreadPool(ThreadOwner):
             job.then(on_returned)
         return self.begin(job)
 
-    def begin(self, job: Job, slots: ThreadSlots | None = None) -> "asyncio.Future[Any]":
-        """Run a job like `submit`, once the slots allow a further job."""
+    def begin(self, job: Job) -> "asyncio.Future[Any]":
+        """Run a job like `submit`."""
         if self._closed:
             raise EngineClosedError("this thread pool was closed; it belongs to an Engine that has ended")
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
             self._mailbox = LoopMailbox(loop)
-        job.future, job.slots = loop.create_future(), slots
-        if slots is not None and not slots.free:
-            self._slots.add(slots)
-            slots.waiting.append(job)
-        else:
-            if self._unsettled - self._need_no_thread() >= len(self._threads) < self._max_threads:
-                self._start_thread()
-            if slots is not None:
-                slots.free -= 1
-            self._jobs.put(job)
+        job.future = loop.create_future()
+        if self._unsettled - self._arrived() >= len(self._threads) < self._max_threads:
+            self._start_thread()
+        self._jobs.put(job)
         self._unsettled += 1
         return job.future
 
     @property
     def has_free_thread(self) -> bool:
         """Whether a job that is submitted now begins at once."""
-        return self._unsettled - self._need_no_thread() < self._max_threads
+        return self._unsettled - self._arrived() < self._max_threads
 
     @property
     def has_queued_jobs(self) -> bool:
@@ -378,8 +325,7 @@ class ThreadPool(ThreadOwner):
     def statistics(self) -> ThreadPoolStatistics:
         """Return a snapshot. From another thread, its numbers may differ by one job."""
         threads, queued = len(self._threads), self._jobs.qsize() if not self._closed else 0
-        busy = min(max(self._unsettled - self._need_no_thread() - queued, 0), threads)
-        queued += self._wait_in_slots()
+        busy = min(max(self._unsettled - self._arrived() - queued, 0), threads)
         return ThreadPoolStatistics(threads, threads - busy, busy, queued, self._completed, self._discarded)
 
     async def aclose(self) -> None:
@@ -392,7 +338,7 @@ class ThreadPool(ThreadOwner):
                 self._mailbox.empty()
             for job in skipped:
                 job.future.cancel()
-                self._settle(job, None, None, None, has_run=False)
+                self._settle(job, None, None, has_run=False)
         if self._threads:
             await self._all_ended.wait()
 
@@ -415,9 +361,6 @@ class ThreadPool(ThreadOwner):
 
     def _take_queued(self) -> list[Job]:
         taken: list[Job] = []
-        for slots in tuple(self._slots):
-            while (job := slots.take()) is not None:
-                taken.append(job)
         while True:
             try:
                 job = self._jobs.get_nowait()
@@ -434,9 +377,8 @@ class ThreadPool(ThreadOwner):
         """Run jobs until told to end; the body of every thread."""
         assert self._mailbox is not None  # a thread only exists after the first submit
         jobs, post, settle = self._jobs, self._mailbox.post, self._settle
-        following: Job | None = None
-        while (job := following or jobs.get()) is not None:
-            slots, value, failure = job.slots, None, None
+        while (job := jobs.get()) is not None:
+            value, failure = None, None
             job.began = perf_counter()
             has_run = not (job.abandoned or job.future.cancelled())
             if has_run:
@@ -444,35 +386,17 @@ class ThreadPool(ThreadOwner):
                     value = job.context.run(job.fn, *job.args, **job.kwargs)
                 except BaseException as error:  # noqa: BLE001 - every error of a job goes to its caller, not to this thread
                     failure = travelling(error)
-                if slots is not None:
-                    slots.took(perf_counter() - job.began)
             if jobs is not self._jobs:
                 end_forked(failure)
-            # The place in the slots goes to the next job of the node, or back to the loop. While other nodes wait for a
-            # thread, the loop puts the next job behind them.
-            following = None if slots is None or not jobs.empty() else slots.take()
-            left = slots if following is None else None
-            is_received = post(settle, job, value, failure, left, has_run)
+            is_received = post(settle, job, value, failure, has_run)
             self._discarded += has_run and not is_received
             # An idle thread must not hold an item: drop everything of the job before waiting for the next job.
-            del job, slots, left, value, failure
+            del job, value, failure
         post(self._thread_ended, threading.current_thread())
 
-    def _settle(
-        self, job: Job, value: Any, error: BaseException | None, slots: ThreadSlots | None, has_run: bool
-    ) -> None:
-        """Settle the future of a job with its result or error, on the loop.
-
-        `slots` is given if the job has left a place free in its slots. Without `has_run`, the job was skipped.
-        """
+    def _settle(self, job: Job, value: Any, error: BaseException | None, has_run: bool) -> None:
+        """Settle the future of a job with its result or error, on the loop. Without `has_run`, the job was skipped."""
         self._unsettled -= 1
-        if slots is not None:
-            following = slots.take()
-            if following is not None:
-                self._jobs.put(following)
-            else:
-                slots.free += 1
-                self._slots.discard(slots)
         future = job.future
         if future.cancelled():
             self._discarded += has_run
@@ -484,12 +408,9 @@ class ThreadPool(ThreadOwner):
                 future.set_exception(error)
         job.on_returned()
 
-    def _need_no_thread(self) -> int:
-        """Return how many unsettled jobs need no thread: their results wait for the loop, or they wait for slots."""
-        return self._wait_in_slots() + (0 if self._mailbox is None else len(self._mailbox))
-
-    def _wait_in_slots(self) -> int:
-        return sum(len(slots.waiting) for slots in tuple(self._slots)) if self._slots else 0
+    def _arrived(self) -> int:
+        """Return how many unsettled jobs need no thread any more: their results wait for the loop."""
+        return 0 if self._mailbox is None else len(self._mailbox)
 
     def _thread_ended(self, thread: threading.Thread) -> None:
         thread.join()  # the thread only has to return

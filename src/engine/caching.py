@@ -13,7 +13,7 @@ from .._errors import PlanError, ReentrantCallError
 from ..actors.accepted import NOT_NEGATIVE, check, refuse_awaitable
 from ..actors.execution import Bound, TracedExecution
 from ..actors.frame import Frame, Listener, hand_over
-from ..actors.node_actor import NodeActor, refuse_if_endless, waits_at
+from ..actors.node_actor import NodeActor, refuse_if_endless
 from ..actors.policy import Cache
 from ..actors.tasks import until
 from ..actors.worker import Worker, WorkerGroup
@@ -260,7 +260,7 @@ class Flight(Listener):
         frame, waiter = self._frame, object()
         self._waiters[waiter] = caller
         for inside in {frame, *self._waiting}:  # the caller may hold the place that the computation waits for
-            for actor in waits_at(inside):
+            for actor in inside.queues:
                 refuse_if_endless(actor, inside)
         try:
             await self._empty.wait()

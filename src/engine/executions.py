@@ -18,9 +18,8 @@ from ..actors.generators import Opening, fail_over, hedged_stream, staying_insid
 from ..actors.loop_host import LoopHost, OwnsLoop
 from ..actors.node_actor import NO_LIMIT, NodeActor, Places, report_blocking
 from ..actors.stream_buffer import DEFAULT_CAPACITY
-from ..actors.threads import ThreadSlots
 from .bodies import failing_over, opening, stream_failing_over
-from .node import Execution, Node, Scope, Site, is_async, items_ahead
+from .node import Execution, Node, Scope, Site, is_async
 from .source import in_input_order
 from .stateful import recipe_of
 
@@ -103,14 +102,7 @@ class InThreads(Execution):
 
     def bind(self, site: Site) -> Bound:
         """Return the `Bound` that calls the function in a thread."""
-        policy, scope, limiter = site.node.policy, site.scope, site._limiter
-        ahead = 0
-        if policy.concurrency is not None and site._instance is None:
-            if limiter.slots is None:
-                limiter.slots = ThreadSlots(limiter.limit)
-            has_all_threads = scope._threads is None and scope._has_places_in_threads
-            ahead = items_ahead(policy, policy.concurrency) * (policy.is_once and has_all_threads)
-        return InThread(scope._pools.threads, ahead, site._instance)
+        return InThread(site.scope._pools.threads, site._instance)
 
     def _batcher(self, fn: Callable[..., Any], batch: Batch, most: int, name: str, scope: Scope) -> OwnsLoop:
         return ThreadBatcher(fn, batch, most, name, scope._pools.threads, scope._threads)

@@ -35,7 +35,7 @@ from .._errors import GraphTraceError, OptionsError, PlanError
 from ..actors.accepted import NAME, OptionRule, check, refuse_unknown
 from ..actors.current import source
 from ..actors.execution import Bound
-from ..actors.node_actor import NO_LIMIT, Limiter, Places
+from ..actors.node_actor import NO_LIMIT, Places
 from ..actors.policy import Cache, Hedge, Policy, Retry
 from ..actors.threads import PoolT
 from ..telemetry import logs
@@ -412,7 +412,7 @@ class Site:
         node: the node.
     """
 
-    __slots__ = ("_failover", "_instance", "_limiter", "_place", "_program", "_unit", "node", "scope")
+    __slots__ = ("_failover", "_instance", "_place", "_program", "_unit", "node", "scope")
 
     def __init__(
         self,
@@ -421,7 +421,6 @@ class Site:
         unit: "Unit",
         node: "Node[..., Any]",
         instance: Any,
-        limiter: Limiter,
         failover: "tuple[Wired, Callable[[list[Any]], tuple[Any, ...]]] | None",
         place: Any,
     ) -> None:
@@ -431,7 +430,6 @@ class Site:
         self._unit = unit
         # The child of the supervisor of the scope, for a stateful node or an actor that owns its loop.
         self._instance = instance
-        self._limiter = limiter
         self._failover = failover  # the body of the failover, and the function that builds its arguments
         self._place = place  # the `checkpoint.StepCheckpoint` that handles barriers, or None
 

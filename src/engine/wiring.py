@@ -351,7 +351,7 @@ class Wiring(Scope):
         actor.fn = instance.handler if isinstance(instance, Instance) else node._target
         if isinstance(owner := getattr(actor.fn, "__self__", None), Actor | StreamActor):
             actor.fn = cast("Any", owner).loop  # only its name is used
-        site = Site(self, program, unit, node, instance, limiter, self._failover(program, step), place)
+        site = Site(self, program, unit, node, instance, self._failover(program, step), place)
         bound = execution.bind(site)
         if not node._reads_streams:
             bound._links = (Link(step.label, actor.fn, node.policy.model), *_further_links(step))

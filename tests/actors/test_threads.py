@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.actors.threads import Job, ThreadPool, ThreadSlots
+from penstock.actors.threads import ThreadPool
 from tests.kit import Gate
 
 
@@ -66,21 +66,6 @@ async def test_an_idle_thread_holds_no_item(pool: ThreadPool) -> None:
         assert pool.statistics().idle == 1
 
 
-async def test_jobs_that_wait_in_a_lane_leave_the_thread_to_others_in_their_turn(pool: ThreadPool) -> None:
-    slots, gate, order = ThreadSlots(1), Gate(), list[str]()
-
-    def submit_to_slots(fn: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
-        return pool.begin(Job(contextvars.copy_context(), fn, args, {}), slots)
-
-    jobs = [submit_to_slots(gate.block, 1), *[submit_to_slots(order.append, name) for name in ("slots 1", "slots 2")]]
-    await gate.has()
-    jobs += [submit(pool, order.append, name) for name in ("other 1", "other 2")]
-    assert (pool.statistics().busy, pool.statistics().queued) == (1, 4)
-    gate.open()
-    await asyncio.gather(*jobs)
-    assert order == ["other 1", "other 2", "slots 1", "slots 2"]
-
-
 def test_a_result_that_comes_after_the_loop_closed_is_discarded() -> None:
     gate, pool = Gate(), ThreadPool(1)
 
@@ -98,7 +83,7 @@ def test_a_result_that_comes_after_the_loop_closed_is_discarded() -> None:
 
 NEVER_CLOSED = """
 import asyncio, contextvars, threading, time
-from penstock.actors.threads import ThreadSlots, ThreadPool
+from penstock.actors.threads import ThreadPool
 
 pool = ThreadPool(3)
 started = threading.Event()

@@ -1,7 +1,6 @@
 """Nested calls that would wait for themselves for ever are refused, with the chain of calls; other nested calls end."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from types import NoneType
@@ -310,27 +309,6 @@ async def test_a_call_made_by_way_of_a_thread_ends_at_the_deadline_around_it(ver
                 await asyncio.wait_for(asyncio.wrap_future(made[0]), 60)
         finally:
             gate.open()
-
-
-@pytest.mark.parametrize("limit", [1, 2])
-async def test_a_limited_thread_that_waits_for_an_item_ahead_of_it_is_refused(limit, monkeypatch) -> None:
-    """Threads may be given short items before there is a place: the items wait at the threads, not in an inbox."""
-    monkeypatch.setattr("penstock.actors.threads._SHORT_SECONDS", 60.0)
-    loop = asyncio.get_running_loop()
-    all_inside = threading.Barrier(limit)
-
-    @ps.node(runs_on="thread", concurrency=limit)
-    def calls(x: int) -> int:
-        if x == 0:
-            return 0
-        all_inside.wait(30)
-        return asyncio.run_coroutine_threadsafe(engine.run(graph(0)), loop).result()
-
-    graph = ps.graph(calls)
-
-    assert await values_of(engine.stream(graph(0) for _ in range(20))) == [0] * 20
-    assert (await outcomes(*(engine.run(graph(1)) for _ in range(limit)))).count(ps.ReentrantCallError) == 1
-    assert await engine.run(graph(0)) == 0
 
 
 async def test_a_handler_that_has_ended_holds_nothing() -> None:

@@ -145,7 +145,7 @@ class VirtualTime:
             threads = own._runtime.pools._threads
             if threads is None:
                 return True
-            allowed = threads._unsettled - threads._wait_in_slots()
+            allowed = threads._unsettled
             return not threads._mailbox and self._asleep == min(allowed, threads._max_threads)
 
         def patiently(timeout: float | None = None) -> Any:
