@@ -8,13 +8,13 @@ import platform
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, aclosing, nullcontext, suppress
+from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext, suppress
 from functools import partial
 from importlib import metadata
 from time import perf_counter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from .. import __version__, extension, telemetry
 from .._errors import copy_of
@@ -26,6 +26,8 @@ _LIST_SECONDS: Final = 0.002
 _LIST_VALUES: Final = 64
 _LIST_BYTES: Final = 1 << 20
 _NO_TRACE: Final = nullcontext()
+
+T = TypeVar("T")
 
 
 class Request(NamedTuple):
@@ -93,10 +95,12 @@ class Remote:
         self._recalled: set[int] = set()
         self._streams: dict[int, _Stream] = {}
         self._cancelled: set[int] = set()  # numbers of calls whose cancel came before the call
+        self._pid = os.getpid()
+        self._has_ended = False
         up = Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
         self._thread = threading.Thread(target=asyncio.run, args=(_live(up),), name="penstock-loop", daemon=True)
         self._thread.start()
-        self._loop, self._ended = up.result()
+        self._loop, self._end = up.result()
 
     def describe(self, functions: Mapping[int, bytes]) -> Described:
         """Load functions, so that no call waits for their modules; return the place and the versions of this worker."""
@@ -123,9 +127,9 @@ class Remote:
         try:
             request = _request(sent.body, given)
             callees = self._callees
-            fn, kwargs = callees.known(sent.key, request) or self._on_loop(callees.prepared(sent.key, request))
+            fn, kwargs = callees.known(sent.key, request) or self._on_loop(callees.prepared, sent.key, request)
             trace = telemetry.continue_trace(request.headers) if request.headers else _NO_TRACE
-            with trace, extension.working_on(request.info):
+            with trace, extension.working_on(request.info), _without_children():
                 result = fn(*request.args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             return _failure(error, began, sent.keeps_result)
@@ -153,7 +157,7 @@ class Remote:
     def more(self, number: int) -> Any:
         """Return the next values of a stream, or its end."""
         stream = self._streams[number]
-        answer = asyncio.run_coroutine_threadsafe(stream.take(), self._loop).result()
+        answer: Answer = self._on_loop(stream.take)
         if not answer.goes_on:
             del self._streams[number]
         if answer.kind == "value":
@@ -180,19 +184,26 @@ class Remote:
 
     def leave(self, key: int) -> None:
         """Exit the instance of a number, whose scope has ended."""
-        self._on_loop(self._callees.leave(key))
+        self._on_loop(self._callees.leave, key)
 
     def close(self) -> None:
         """Leave all instances, and close the resources."""
-        self._on_loop(self._callees.aclose())
+        self._on_loop(self._callees.aclose)
 
     def end(self) -> None:
         """End the event loop, and all that runs on the loop."""
-        self._loop.call_soon_threadsafe(self._ended.set)
+        with self._lock:
+            self._has_ended = True
+            self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
-    def _on_loop(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _on_loop(self, work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        # A loop that ends cancels the coroutines that were posted before, and forgets all that are posted later.
+        with self._lock:
+            if self._has_ended:
+                raise RuntimeError("this worker has ended")
+            running = asyncio.run_coroutine_threadsafe(work(*args), self._loop)
+        return running.result()
 
 
 async def _live(up: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]") -> None:
@@ -200,6 +211,20 @@ async def _live(up: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]") -
     ended = asyncio.Event()
     up.set_result((asyncio.get_running_loop(), ended))
     await ended.wait()
+
+
+@contextmanager
+def _without_children() -> Generator[None]:
+    """End a process that the code inside has forked, where the process leaves that code: it would go on as a worker."""
+    worker, raised = os.getpid(), None
+    try:
+        yield
+    except BaseException as error:
+        raised = error
+        raise
+    finally:
+        if os.getpid() != worker:
+            extension.end_forked(raised)
 
 
 class _Callees:
@@ -270,6 +295,7 @@ class _Callees:
         with (
             telemetry.continue_trace(request.headers),
             extension.working_on(request.info, emit=partial(stream.put, True)),
+            _without_children(),
         ):
             result: Any = fn(*request.args, **kwargs)
             if inspect.isawaitable(result):

@@ -175,6 +175,35 @@ async def a_dead_worker_fails_its_item_alone_and_a_timeout_ends_a_function() -> 
         assert await e.run(ps.graph(sleeps)(0.0)) == 0.0
 
 
+@ps.node(runs_on=ONE)
+def forks(number: int) -> int:
+    return os.fork()
+
+
+@ps.node(runs_on=ONE)
+async def forks_on_the_loop(number: int) -> int:
+    return os.fork()
+
+
+@scenario
+async def a_child_that_comes_back_from_its_node_ends_and_answers_nothing() -> None:
+    for node in (forks, forks_on_the_loop):
+        async with engine.Engine() as e, e.deploy(ps.graph(node)) as service:
+            for number in range(3):
+                child = await service(number)
+                assert child, "the child has answered"
+                while is_running(child):
+                    await asyncio.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """Returns whether a process runs; a zombie has ended."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
 @ps.node(runs_on=WORKERS)
 async def waits(number: int) -> int:
     try:

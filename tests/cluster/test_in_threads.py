@@ -72,6 +72,30 @@ async def test_what_holds_on_ray_holds_in_threads(
     await scenario()
 
 
+@pytest.mark.timeout(60)
+def test_a_worker_refuses_requests_from_when_it_begins_to_end() -> None:
+    """Its loop would forget them, with a coroutine that nobody awaits, and a thread that waits for ever."""
+    worker, is_ending, may_end = remote.Remote(), threading.Event(), threading.Event()
+
+    async def hold_the_loop() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_ending.set()
+            may_end.wait()
+
+    asyncio.run_coroutine_threadsafe(hold_the_loop(), worker._loop)
+    ending = threading.Thread(target=worker.end)
+    ending.start()
+    is_ending.wait()
+    with pytest.raises(RuntimeError, match="this worker has ended"):
+        worker.leave(1)
+    may_end.set()
+    ending.join()
+    with pytest.raises(RuntimeError, match="this worker has ended"):
+        worker.close()
+
+
 @ps.node(runs_on=WORKERS)
 def ends(number: int) -> int:
     FOUND.append(number)
