@@ -146,8 +146,6 @@ MORE_MUTANTS = [Mutant(*row) for row in [
     # a channel holds no more than its capacity
     ("actors/channel.py", "if priority or count >= self._capacity or", "if priority or count > self._capacity or",
      "tests/actors/test_channel.py"),
-    ("actors/threads.py", "if slots is not None and not slots.free:", "if False:",
-     "tests/runtime/test_limits.py::test_a_thread_begins_its_next_short_item_without_the_event_loop"),
     ("actors/chains.py", "if free <= 0 or not values{", "if free <= 0{",
      "tests/actors/test_written_out.py::test_an_item_that_ends_in_a_line_goes_no_further"),
     # a line takes no item in a task that was cancelled
