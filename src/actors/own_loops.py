@@ -359,11 +359,6 @@ class Request(AnyRequest[In], Work[In, Out]):
         """Whether the caller has left; settling the request then does nothing."""
         return self._cancelled or self._has_left()
 
-    def is_wanted(self, now: float) -> bool:
-        """Return whether the caller still waits, and has time left."""
-        # `AnyRequest.is_wanted` written out, because this runs several times for each request.
-        return not (self._cancelled or self._has_left()) and (self.deadline is None or now < self.deadline)
-
     def finish(self, result: Out, /) -> None:
         """Give the result to the caller.
 
