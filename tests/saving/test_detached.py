@@ -5,13 +5,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
+from fastapi.responses import Response
 
 import penstock as ps
-from penstock import engine, testing
+from penstock import asgi, engine, testing
 from tests.kit import Gate
 from tests.saving.agents import TURNS, WORDS, Job, MemoryStore, State, asks, fails
 from tests.saving.test_durable_processes import started
+from tests.serving.openai_server import served
 
 
 class EmittingJob(Job):
@@ -203,6 +207,31 @@ async def test_what_a_call_can_be_attached_to_by(tmp_path: Path) -> None:
     async with engine.deploy(Job(file, name="another").graph) as other:
         with pytest.raises(ps.UnknownKey):  # another graph has the key
             await other.attach("k", events=int).result()
+
+
+async def test_a_request_for_a_key_in_use_is_answered_with_the_status_that_the_application_gives(
+    job: EmittingJob, service: engine.Service[[str], str], gate: Gate
+) -> None:
+    """Over a real socket: the first answer goes on, and a second request must have more than a broken stream of 200."""
+    job.in_turn = {1: lambda: gate.wait("word1")}
+    app = FastAPI()
+
+    @app.get("/")
+    async def answer() -> Response:
+        response: Response = asgi.event_stream(begin(service, job), statuses={ps.KeyInUse: 409})
+        return response
+
+    async with (
+        served(app) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+        client.stream("GET", "/") as first,
+    ):
+        await gate.has()
+        second = await client.get("/")
+        assert (second.status_code, second.text) == (409, "Conflict")
+        gate.open()
+        assert first.status_code == 200
+        assert (await first.aread()).decode().endswith(f"data: {WORDS}\n\n")
 
 
 async def test_refusals_name_the_remedy(job: EmittingJob, service: engine.Service[[str], str], gate: Gate) -> None:
