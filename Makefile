@@ -48,7 +48,7 @@ help:
 	@echo "make test-long    all of them, those too slow for test, with $(EFFORT) times the random examples and interleavings"
 	@echo "make test-devices  tests of devices on those that are there; what needs several runs on simulated ones"
 	@echo "make test-timed   what only real time can show, one test after the other; the machine should do nothing else"
-	@echo "make test-backends  what Phoenix and MLflow have of a trace, consumers of a broker, and clients of OpenAI, in .backends (1.7 GB)"
+	@echo "make test-backends  what Jaeger, Phoenix and MLflow have of a trace, consumers of a broker, and clients of OpenAI, in .backends (1.7 GB)"
 	@echo "make test-kafka   consumers of a real Kafka, where Java and Maven are; elsewhere of Tansu, which speaks its protocol"
 	@echo "make soak         $(MINUTES) minutes of a deployment under load, with faults (MINUTES=…, ARGS=\"--seed …\")"
 	@echo "make check        lint, format, types (mypy and pyright), import directions"
@@ -186,7 +186,16 @@ test-devices: $(VENV)/.dev
 	.backends/$*/bin/python -m pip install --quiet --disable-pip-version-check -c $< $(BACKEND)
 	@touch $@
 
+# From the module proxy of Go, which has no later version. Compiling takes five minutes; without Go, its tests are skipped.
+JAEGER := github.com/jaegertracing/jaeger/cmd/jaeger
+.backends/jaeger/.stamp:
+	mkdir -p $(@D)
+	cd $(@D) && rm -f go.mod go.sum && go mod init backends && go get $(JAEGER)@v1.76.0
+	cd $(@D) && go build -buildvcs=false -o bin/jaeger $(JAEGER)
+	@touch $@
+
 # They take half a minute to start, so no test is ended as early as elsewhere.
+test-backends: $(if $(shell command -v go),.backends/jaeger/.stamp)
 test-backends: $(VENV)/.dev .backends/phoenix/.stamp .backends/mlflow/.stamp .backends/kafka/.stamp .backends/clients/.stamp
 	PENSTOCK_TEST_BACKENDS=.backends $(BIN)/python -m pytest tests/backends tests/consume --timeout 600 -o faulthandler_timeout=900 $(PYTEST_ARGS)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanContext, SpanKind
+from opentelemetry.trace import INVALID_SPAN, Link, NonRecordingSpan, Span, SpanContext, SpanKind
 
 from . import names
 from .logs import about_error, guarded, record_error
@@ -42,9 +42,12 @@ T = TypeVar("T")
 tracer_provider: Callable[[], object] = partial(getattr, trace, "_TRACER_PROVIDER", trace)
 
 
-def told(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """Call a method of a span, or another function of OpenTelemetry; return None if it raises, which is logged once."""
-    return guarded("spans", function, *args, **kwargs)
+if TYPE_CHECKING:
+
+    def told(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Call a method of a span, or another function of OpenTelemetry; log its error once, and return None then."""
+else:
+    told = partial(guarded, "spans")  # without a stack frame of its own
 
 
 def _started(
@@ -57,7 +60,7 @@ def _started(
 ) -> Span:
     """Start a span. If that raises, return a span that records nothing, and keeps the trace together."""
     span = told(_tracer.start_span, name, parent, kind, attributes, links, since)
-    return trace.NonRecordingSpan(id_of(trace.get_current_span(parent))) if span is None else span
+    return NonRecordingSpan(id_of(trace.get_current_span(parent))) if span is None else span
 
 
 def id_of(span: Span) -> SpanContext:
@@ -67,7 +70,7 @@ def id_of(span: Span) -> SpanContext:
 
 def is_recorded(span: Span) -> bool:
     """Whether a span takes attributes and events, because it is sampled and has not ended."""
-    return told(span.is_recording) or False
+    return not isinstance(span, NonRecordingSpan) and (told(span.is_recording) or False)
 
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str] | tuple[bytes, bytes] | tuple[str, bytes]]
@@ -371,7 +374,7 @@ def end_run(span: Span | None, outcome: str, error: BaseException | None = None)
         outcome: done, failed, cancelled, expired, interrupted or refused.
         error: the error of the call; None if there was none.
     """
-    if span is None:
+    if span is None or isinstance(span, NonRecordingSpan):
         return
     if is_recorded(span):
         told(span.set_attribute, names.OUTCOME, outcome)

@@ -24,6 +24,7 @@ USES = {
     "backends/ending_consumer.py": 1,
     "backends/kafka_consumer.py": 2,
     "backends/sent.py": 3,
+    "backends/slow_requests.py": 1,
     "backends/test_consumer_ends.py": 1,
     "backends/server.py": 3,
     "backends/test_kafka.py": 4,
