@@ -13,7 +13,7 @@ from ..telemetry.counters import Figure
 from ..telemetry.spans import FrameSpan, NodeSpan, WorkerTraces, note_on_span, of_every_execution
 from .chains import WATCHED, Link, watched
 from .current import Handling, ItemInfo
-from .frame import LEFT_OUT, NOTHING, Frame, Interruption, foreign_cancel
+from .frame import LEFT_OUT, Frame, Interruption, foreign_cancel
 from .own_loops import Mailbox, Request
 from .supervision import Child
 
@@ -463,14 +463,12 @@ def abandon(call: OutsideCall, actor: "NodeActor", frame: Frame) -> None:
 
 def begin_detached(actor: "NodeActor", frame: Frame) -> bool:
     """Begin the first step of a frame without a worker. Return False if it needs a worker, or no place is free."""
-    values, begin, limiter = frame.values, actor.begin, actor.limiter
+    begin, limiter = actor.begin, actor.limiter
     if begin is None or limiter.free <= 0:
         return False
     limiter.free -= 1
     try:
-        # `NodeActor.arguments` written out
-        args = (values[actor.slot],) if actor.slot >= 0 else actor.args_of(values)
-        step = begin(actor, frame, args, {} if actor.kwargs_of is None else actor.kwargs_of(values))
+        step = begin(actor, frame, *actor.arguments(frame.values))
     except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
         step = frame.detached or DetachedRequest(actor, frame)  # the step that has begun, if any
         step.fail_soon(error)
@@ -546,18 +544,8 @@ class DetachedStep:
         frame = self._over()
         actor.completed += 1
         if actor.ends_line:
-            # `Limiter.release` and `Frame.end_with` written out, as all calls of a batch end in one turn of the loop.
-            limiter = actor.limiter
-            if limiter.waiting:
-                limiter.release()
-            else:
-                limiter.free += 1
-            frame.result = value
-            frame.state = "done"
-            frame.values = NOTHING
-            if frame.timer is not None:
-                frame.timer.cancel()
-            frame.listener.frame_done(frame)
+            actor.limiter.release()
+            frame.end_with(value)
             return
         frame.values[actor.out] = value
         for slot in actor.reads:

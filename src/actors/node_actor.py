@@ -280,7 +280,7 @@ class NodeActor:
         self.consumers: tuple[NodeActor, ...] = ()
         self.successor: NodeActor | None = None  # the only consumer, if it waits for no other step
         self.widens = False  # whether this step, or a step behind it, has several readers
-        self.line: AsyncLine | None = None  # the rest of a line of async nodes, written out as one function
+        self.line: AsyncLine | None = None  # the rest of a line of async nodes, as one function
         self.ends_line = False  # whether the value is the result of the graph, and the step is always the last
         self.completed = 0
         self.failed = 0

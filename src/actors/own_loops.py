@@ -440,9 +440,7 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
             False if the buffer of the reader is full: the part was not taken, and has to be put again later. True if
             the part was taken, or if the work is settled and the part was dropped.
         """
-        poured = self._poured
-        # `settled` written out, which saves calls for each part.
-        if self._settled or self._cancelled or (poured is not None and poured.cancelled()):
+        if self.settled:
             return True
         return self.buffer.put_nowait(part)
 

@@ -332,7 +332,7 @@ def on_host_of(leaves: Iterable[Any]) -> tuple[int, bool]:
     plain: JAX takes such an array for one of NumPy.
     """
     size_bytes, is_plain = 0, True
-    for leaf in leaves:  # all steps are written out in the loop: this is a hot path
+    for leaf in leaves:  # a hot path: without calls, where possible
         leaf_type = leaf.__class__
         kind = _kinds.get(leaf_type) or _kind(leaf_type)
         if kind is not _DEVICE and kind is not _KEY:
