@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 # computation in flight blocks.
 #
 # A second thread waits for the oldest computation. So the transfers of the next computation begin while the present one
-# runs, even when the next one comes late. Where computations are short, the first thread waits itself as soon as enough
-# computations are in flight: to hand one over costs a fifth of a kernel of 0.2 ms, on two cores.
+# runs, even when the next one comes late.
 
 # How many computations may be in flight. With two, the transfer of one overlaps the computation of the other. Four
 # leave room for bursts of items. More computations keep the device busy while an event loop holds the interpreter and
@@ -73,7 +72,7 @@ class DispatchThread(ThreadOwner, CounterSource):
         restarts: how often a job has failed because one of the two threads could not go on with the job.
     """
 
-    # Ownership: any thread submits. The first thread dispatches, and owns `_in_flight`, `_lent_out`, `_came_alone` and
+    # Ownership: any thread submits. The first thread dispatches, and owns `_in_flight`, `_lent_out` and
     # `_untimed`. It hands computations to the second thread through `_handed`, and gets a count of the ended ones
     # through `_returned`. The fields that `_was_busy` writes belong to the second thread while that has a computation,
     # otherwise to the first thread. So the first thread waits for a job itself only while the second one has none. The
@@ -94,7 +93,6 @@ class DispatchThread(ThreadOwner, CounterSource):
         self._busy_until = 0.0
         self._usual_seconds = LEAD_SECONDS / MIN_DEPTH  # how long a computation has taken recently
         self._depth = MIN_DEPTH  # how many computations may be in flight: as many as last for `LEAD_SECONDS`
-        self._came_alone = 0  # jobs in a row that came, and were computed, while no other job was there
         self._timed_seconds = 0.0  # time of the last computation whose end a thread has seen
         self._untimed = _TIMED_EVERY  # number of computations since then, whose ends no thread has seen
         self._on_ended: list[Callable[[], object]] = []
@@ -151,24 +149,14 @@ class DispatchThread(ThreadOwner, CounterSource):
     def _take_jobs(self) -> None:
         jobs, in_flight = self._jobs, self._in_flight
         while True:
-            depth, is_idle = self._depth, jobs.empty()
-            # Where computations are short, this thread waits itself for the oldest of several: a job that comes
-            # meanwhile does not wait long. It also waits for the only one, if the last jobs have all come alone. A call
-            # that comes alone takes 0.1 ms less then than by the second thread.
-            waits_itself = is_idle and depth > MIN_DEPTH and len(in_flight) > (self._came_alone < _RECENT)
-            if waits_itself and in_flight[0][0].is_awaited:
-                self._wait_for_oldest()
-                self._came_alone *= jobs.empty()
-                continue
-            if len(in_flight) + self._lent_out >= depth:
+            if len(in_flight) + self._lent_out >= self._depth:
                 self._wait_for_oldest()
                 continue
-            job = self._next_when_idle() if is_idle else jobs.get()
+            job = self._next_when_idle() if jobs.empty() else jobs.get()
             if job is None:
                 return
             while self._lent_out and not self._returned.empty():
                 self._collect()
-            self._came_alone = 0 if in_flight or self._lent_out else self._came_alone + 1
             self._safely(job, self._dispatch, job)
             del job  # a thread that waits for the next job must not hold the last one
 

@@ -162,21 +162,6 @@ def test_a_shorter_switch_interval_leaves_as_many_in_flight() -> None:
         assert device.depth() == 10
 
 
-def test_the_second_thread_waits_for_long_computations_and_the_first_for_short_ones(device: Device) -> None:
-    (long,) = device.submit()
-    device.until("waited for", long.number)
-    long.finish.set()
-    device.run_short_ones()
-    several = device.submit(2)
-    device.until("waited for", several[0].number)
-    for job in several:
-        job.finish.set()
-    device.until("ready", several[1].number)
-    assert long.waited_for_by == "penstock-device-test-wait"
-    # The second thread waits for the last job, so that the first thread is free for the next job.
-    assert [job.waited_for_by for job in several] == ["penstock-device-test", "penstock-device-test-wait"]
-
-
 def test_a_job_that_comes_late_is_enqueued_while_the_present_one_is_computed(device: Device) -> None:
     for _ in range(2):
         (first,) = device.submit()
