@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..telemetry.spans import FrameSpan, NodeSpan, of_every_execution
 from .current import source
-from .frame import LEFT_OUT, LINE_FILE, NOTHING, Frame
+from .frame import LEFT_OUT, LINE_FILE, Frame
 
 if TYPE_CHECKING:
     from .node_actor import NodeActor
@@ -120,7 +120,7 @@ def compose_line(actors: "Sequence[NodeActor]", *, is_whole: bool) -> AsyncLine:
             the stream.
     """
     compiled = _compiled_line(tuple([bool(actor.bound._links) for actor in actors]), is_whole)
-    line: AsyncLine = compiled(*actors, *[a.limiter for a in actors], *[a.fn for a in actors], NOTHING)
+    line: AsyncLine = compiled(*actors, *[a.limiter for a in actors], *[a.fn for a in actors])
     return line
 
 
@@ -158,12 +158,7 @@ def _compiled_line(are_plain: tuple[bool, ...], is_whole: bool) -> Callable[...,
             " return value",
             f"actor{last}.completed += 1",
             "worker.frame = None",
-            "frame.result = value",  # `Frame.end_with` written out
-            "frame.state = 'done'",
-            "frame.values = nothing",
-            "if frame.timer is not None:",
-            " frame.timer.cancel()",
-            "frame.listener.frame_done(frame)",
+            "frame.end_with(value)",
             *_release(last),
             "frame = values = value = None",
             "frame = worker.next_item(actor0) if worker.group.feed is not None else None",
@@ -175,7 +170,7 @@ def _compiled_line(are_plain: tuple[bool, ...], is_whole: bool) -> Callable[...,
         lines = ["while True:", *[f" {line}" for line in lines]]
     else:
         lines.append("return value")
-    source = [f"def enclose({', '.join(names)}, nothing):", " async def line(worker, frame, values):"]
+    source = [f"def enclose({', '.join(names)}):", " async def line(worker, frame, values):"]
     source += [*[f"  {line}" for line in lines], " return line"]
     namespace: dict[str, Any] = {}
     exec(compile("\n".join(source), LINE_FILE, "exec"), namespace)

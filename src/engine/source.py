@@ -393,7 +393,7 @@ class PulledSource:
             The actor and the item; or the reason why there is no item.
         """
         window, group = self._window, self._group
-        while (index := window.submitted) < window.limit:
+        while window.submitted < window.limit:
             call = self._asked_for
             if call is None:
                 try:
@@ -413,17 +413,12 @@ class PulledSource:
             if chain is not None and chain.completed and chain.limiter.free > 0 and worker is not None:
                 self._run_inline_batch(call, wired, chain, worker)
                 return NoItem.AGAIN
-            if entry is not None and entry.limiter.free > 0:
-                # `ReorderWindow.new_frame` written out, as in `_run_inline_batch`; nothing is reserved by workers.
-                entry.limiter.free -= 1
-                window.submitted = index + 1
-                frame = window.frames[index] = Frame(wired.program, call.arguments, group, window, index, self._parent)
-                if self._deadline is not None:
-                    frame.deadline = self._deadline
-                return entry, frame
             frame = window.new_frame(wired, call.arguments, group, self._parent)
             if self._deadline is not None:
                 frame.deadline = self._deadline
+            if entry is not None and entry.limiter.free > 0:
+                entry.limiter.free -= 1
+                return entry, frame
             full = group.start(frame, wired.entries)
             if full:
                 self._blocked = frame, full
