@@ -84,7 +84,7 @@ class RunningCall(Frame, WorkerGroup, Listener):
         item: int | None = None,
         stream: Span | None = None,
     ) -> None:
-        # `WorkerGroup.__init__` and, here and in `launch`, `Frame.__init__` are written out: this is a hot path.
+        # `WorkerGroup.__init__` and `Frame.__init__` are written out, here and in `launch`: this is a hot path.
         self._graph = graph
         self.loop = loop
         self.is_reported = False
