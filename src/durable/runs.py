@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -153,12 +153,13 @@ class Durable:
 
     async def _after_change(self, run: Run) -> Run:
         """Return a run again, after a change of the store or some time."""
-        changes = self._store.changes()
+        found: Run | None = run
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_SECONDS):
-                await anext(changes, None)
-        await changes.aclose()
-        found = await self._store.read(run.key)
+            async with asyncio.timeout(_LOOK_SECONDS), aclosing(self._store.changes()) as changes:
+                async for _ in changes:  # at first, the store listens: what has changed before is read now
+                    found = await self._store.read(run.key)
+                    if found is None or (found.state, found.epoch) != (run.state, run.epoch):
+                        break
         if found is None:
             raise RunCancelled(f"run {run.key!r} was deleted")
         return found
