@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 
 import penstock as ps
 from penstock.durable import sql
+from penstock.durable.parts import Values
 from penstock.durable.postgres import PostgresStore
-from penstock.durable.sqlite import SQLiteStore
-from penstock.durable.store import Batch, Entry, NewRun, Owner, Store
+from penstock.durable.sqlite import SQLiteStore, _as_sqlite
+from penstock.durable.store import Answer, Batch, Entry, Event, NewRun, Owner, Question, Store
 from tests.postgres import Server, needs_postgres, postgres_server
 
 
@@ -169,3 +171,56 @@ async def test_leases_end_by_the_clock_of_the_database(server: Server, monkeypat
     run = await PostgresStore(server.new_database()).begin(new_run(owner="of another machine"))
     assert abs(run.now - now) < 30
     assert run.lease_until == pytest.approx(now + 30, abs=30)
+
+
+def test_each_column_of_runs_is_documented_and_the_queries_run() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/durable-tables.md").read_text()
+    connection = sqlite3.connect(":memory:")
+    for statement in sql.MIGRATIONS[0]:
+        connection.execute(_as_sqlite(statement))
+    columns = [row[1] for row in connection.execute("PRAGMA table_info(penstock_runs)")]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted(columns)
+    queries = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    assert len(queries) == 3
+    for query in queries:
+        assert connection.execute(query).fetchall() == []
+    connection.close()
+
+
+class Reversed:
+    """A codec."""
+
+    def encode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    def decode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+
+async def test_with_a_codec_no_text_of_a_value_lies_in_the_file(tmp_path: Path) -> None:
+    path, owner, values = tmp_path / "runs.db", Owner(), Values(Reversed())
+    secrets = [f"secret number {number}" for number in range(100)]
+
+    def entry(seq: int, value: object) -> Entry:
+        return Entry(seq, "step", "result", 0, 0.0, *values.encode(value, "value", seq))
+
+    async def life() -> None:
+        store = SQLiteStore(path)
+        new = NewRun(key="k", graph="g", plan="p", entries=[entry(0, {"text": secrets[0]})], owner=owner.name)
+        run = await store.begin(new)
+        coded = values.coded(b"secret")
+        question, events = Question("token", "ask", coded, coded), Event(1, 1, coded)
+        grown = [entry(seq, [*secrets[: 20 * seq], {"text": "secret " * 3000}]) for seq in range(1, 6)]
+        await store.write([Batch(run=run.run, epoch=1, entries=grown, questions=[question], events=[events])])
+        await store.change("k", Answer("token", coded))
+        await store.write([Batch(run=run.run, epoch=1, state="failed", error=coded)])
+        read = Values(Reversed())
+        assert await read.read(store, run.run, 5) == [*secrets, {"text": "secret " * 3000}]
+        for file in (path, path.with_name("runs.db-wal")):
+            content = file.read_bytes()
+            assert b"step" in content or file is path
+            assert b"secret" not in content
+
+    await asyncio.to_thread(asyncio.run, life())
+    assert b"secret" not in path.read_bytes()  # the log was moved into the file
+    assert b"terces" in path.read_bytes()
