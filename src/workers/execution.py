@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from .. import Node
 from ..actors.tasks import start_task, until
@@ -77,14 +77,13 @@ class InProcesses(Execution):
                 if len(items) == 1:
                     return [error]
             middle = len(items) // 2
-            found = [(half, await in_process(half)) for half in (items[:middle], items[middle:])]
-            for half, results in found:
-                if not isinstance(results, list | tuple) or len(results) != len(half):
-                    raise ValueError(
-                        f"node {name!r} got {len(half)} items and returned {results!r}; return a list with one result "
-                        "or exception per item, in the same order"
-                    )
-            return [result for _, results in found for result in results]
+            found: list[Any] = []
+            for half in (items[:middle], items[middle:]):
+                results = await in_process(half)
+                if not isinstance(results, list | tuple) or len(cast("list[Any]", results)) != len(half):
+                    raise ValueError(f"node {name!r} got {len(half)} items and did not return a list of {len(half)}")
+                found += results
+            return found
 
         return in_process
 
