@@ -23,26 +23,6 @@ squared = ps.graph(process_nodes.square)
 # Processes
 
 
-async def test_a_killed_worker_process_fails_its_own_item_only() -> None:
-    async with engine.Engine() as own:
-        outcomes = await outcomes_of(own.stream(dying(x) for x in range(8)))
-        assert [outcome.value for outcome in outcomes] == [0, 1, 2, None, 4, 5, 6, 7]
-        assert isinstance(outcomes[3].error, ps.WorkerDied)
-        assert outcomes[3].error.__notes__ == ["in node 'die_at_three' of graph 'die_at_three', item 3, attempt 1"]
-        async with own.deploy(dying) as service:
-            with pytest.raises(ps.WorkerDied):
-                await service(3)
-            assert await service(4) == 4
-
-
-async def test_a_worker_that_is_busy_when_its_attempt_times_out_is_killed() -> None:
-    async with engine.Engine() as own:
-        for _ in range(2):
-            with pytest.raises(ps.NodeTimeoutError, match="block_for_ever"):
-                await own.run(ps.graph(process_nodes.block_for_ever)(1))
-        assert await own.run(squared(3)) == 9
-
-
 async def test_system_exit_in_a_worker_process_is_one_in_a_node() -> None:
     async with engine.Engine() as own:
         with pytest.raises(SystemExit) as raised:
@@ -59,28 +39,6 @@ async def test_an_argument_that_does_not_pickle_is_an_error_of_its_item() -> Non
     assert (first.value, last.value) == (4, 16)
     assert failed.error is not None
     assert failed.error.__notes__[-1] == "in node 'square' of graph 'square', item 1, attempt 1"
-
-
-@pytest.mark.parametrize(
-    ("node", "way", "code"),
-    [
-        (process_nodes.fork, "raise", 1),
-        (process_nodes.fork, "return", 0),
-        (process_nodes.fork, "exit", 3),
-        (process_nodes.fork_in_batch, "raise", 1),
-        (process_nodes.Forks, "raise", 1),
-        (process_nodes.fork_in_reducer, "return", 0),
-    ],
-)
-async def test_a_process_that_a_handler_has_forked_answers_nothing(node: Any, way: str, code: int) -> None:
-    async with engine.Engine(max_processes=1) as own:
-        forked = ps.graph(node() if isinstance(node, type) else node)
-        async with own.deploy(forked) as service:
-            results = await asyncio.gather(*(service((x, way if x == 2 else "")) for x in range(6)))
-        assert results == [(x, code if x == 2 else 0) for x in range(6)]
-        processes = own.statistics().processes
-        assert processes is not None
-        assert (processes.died, processes.killed) == (0, 0)
 
 
 async def test_a_worker_whose_answers_belong_to_no_call_is_killed() -> None:

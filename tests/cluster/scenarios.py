@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,11 +25,10 @@ from opentelemetry import trace
 import penstock as ps
 from penstock import cluster, engine
 from tests.kit import values_of
+from tests.workers.both import BOTH, ONE, WORKERS
 
 Array = Any
 SCENARIOS: list[Callable[[], Awaitable[None]]] = []
-WORKERS = cluster.ray(workers=2, placement_timeout_seconds=60, name="two workers")
-ONE = cluster.ray(workers=1, name="one worker")
 KEEPER = cluster.ray(workers=1, num_cpus=0, name="keeper")
 
 
@@ -91,38 +91,6 @@ async def functions_coroutines_generators_and_batches_run_on_workers() -> None:
             assert await asyncio.gather(*map(service, range(4))) == [4] * 4
 
 
-@ps.node(runs_on=WORKERS)
-class Total:
-    def __init__(self, start: int) -> None:
-        self.total = start
-
-    async def __aenter__(self) -> "Total":
-        self.entered = True
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        mark(f"left {os.getpid()}")
-
-    def __call__(self, number: int) -> tuple[int, bool, int]:
-        self.total += number
-        return self.total, self.entered, os.getpid()
-
-
-total = Total(100)
-
-
-@scenario
-async def a_class_has_an_instance_in_each_worker_which_is_left_with_its_scope() -> None:
-    async with engine.Engine() as e:
-        async with e.deploy(ps.graph(total)) as service:
-            found = [await service(1) for _ in range(4)]
-            pids = {one[2] for one in found}
-            assert max(one[0] for one in found) <= 104
-            assert all(one[1] for one in found)
-        while not {f"left {pid}" for pid in pids} <= marks():
-            await asyncio.sleep(0.1)
-
-
 class Refused(Exception):
     pass
 
@@ -147,32 +115,6 @@ async def errors_are_those_of_the_node_with_their_remote_traceback() -> None:
             await e.run(ps.graph(refuse)(8))
         assert found.value.args == (8,)
         assert "raise Refused(number)" in str(found.value.__cause__)
-
-
-@ps.node(runs_on=ONE)
-def falls(number: int) -> int:
-    time.sleep(0.1)
-    if number == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number
-
-
-@ps.node(runs_on=ONE, timeout_seconds=0.3)
-def sleeps(seconds: float) -> float:
-    time.sleep(seconds)
-    return seconds
-
-
-@scenario
-async def a_dead_worker_fails_its_item_alone_and_a_timeout_ends_a_function() -> None:
-    async with engine.Engine() as e:
-        async with e.deploy(ps.graph(falls)) as service:
-            found = await asyncio.gather(*map(service, range(6)), return_exceptions=True)
-        assert isinstance(found[2], ps.WorkerDied), found
-        assert found[:2] + found[3:] == [0, 1, 3, 4, 5], found
-        with pytest.raises(ps.NodeTimeoutError):
-            await e.run(ps.graph(sleeps)(60.0))
-        assert await e.run(ps.graph(sleeps)(0.0)) == 0.0
 
 
 @ps.node(runs_on=ONE)
@@ -371,7 +313,7 @@ async def whole() -> dict[str, str]:
     root = [*logging.getLogger().handlers]
     async with engine.Engine() as keeper:
         await keeper.run(ps.graph(pid)())
-        for number, each in enumerate(SCENARIOS):
+        for number, each in enumerate([*SCENARIOS, *map(_of_both, BOTH)]):
             new = [asyncio.new_event_loop, uvloop.new_event_loop][number % 2]
             began = time.monotonic()
             try:
@@ -386,6 +328,14 @@ async def whole() -> dict[str, str]:
     if found != handlers or logging.getLogger().handlers != root:
         outcomes["it_ends"] += f" {found} were {handlers}"
     return outcomes
+
+
+def _of_both(each: Callable[[str, Path], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    async def run() -> None:
+        await each("cluster", Path(tempfile.mkdtemp(dir=os.environ["PENSTOCK_TEST_FOLDER"])))
+
+    run.__name__ = each.__name__
+    return run
 
 
 def _run(each: Callable[[], Awaitable[None]], new: Callable[[], asyncio.AbstractEventLoop]) -> None:

@@ -31,7 +31,7 @@ USES = {
     "bad_days/process_nodes.py": 1,
     "bad_days/test_threads_and_processes.py": 3,
     "cluster/machines.py": 3,
-    "cluster/scenarios.py": 7,
+    "cluster/scenarios.py": 4,
     "cluster/test_dispatch.py": 2,
     "cluster/test_ray.py": 3,
     "conftest.py": 2,
@@ -87,7 +87,9 @@ USES = {
     "telemetry/test_verdict.py": 3,
     "telemetry/test_waits_in_spans.py": 3,
     "testing/test_virtual_clock.py": 2,
+    "workers/both.py": 6,
     "workers/jobs.py": 3,
+    "workers/test_both.py": 1,
     "workers/test_pool.py": 5,
 }
 

@@ -10,10 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from penstock.telemetry import names
 from tests.kit import Gate, Gauge, numbers, outcomes, same, virtual
-from tests.runtime import hedged_process
-from tests.tracing import Tracing, attributes_of
 
 SOON = ps.Hedge(after_seconds=1, max_share=1)
 
@@ -217,38 +214,6 @@ async def test_a_thread_that_loses_keeps_its_place_until_it_returns() -> None:
         assert (actor.in_flight, actor.hedges_won) == (1, 1)
         gate.open()
     assert service.statistics().actors[0].in_flight == 0
-
-
-@pytest.mark.parametrize("slow", ["first", "second"])
-async def test_a_process_that_loses_is_not_killed(
-    slow: str, tmp_path: Any, tracing: Tracing, caplog: pytest.LogCaptureFixture
-) -> None:
-    @ps.graph
-    async def ask(folder: str) -> int:
-        return hedged_process.one_is_slow(folder, slow)
-
-    async with engine.Engine(max_processes=2) as e, e.deploy(ask) as service:
-        (tmp_path / "before").mkdir()
-        (tmp_path / "before" / "go-on").touch()
-        await service.run(ask(str(tmp_path / "before")))  # starts both workers
-        while service.statistics().actors[0].in_flight:
-            await asyncio.sleep(0.01)  # until the losing attempt has returned
-        try:
-            winner = await service.run(ask(str(tmp_path)))
-            await testing.wait_quiescent()
-            [actor] = service.statistics().actors
-        finally:
-            (tmp_path / "go-on").touch()
-        await service.drain()
-    begun, ended = [
-        {int(path.name.split("-")[1]) for path in tmp_path.iterdir() if path.name.startswith(word)}
-        for word in ("begun-", "ended-")
-    ]
-    assert winner in begun
-    assert (len(begun), actor.in_flight, actor.hedged) == (2, 1, 2)
-    assert ended == begun
-    assert attributes_of(tracing.named("one_is_slow")[-1])[names.PROCESS_PID] == winner
-    assert "ended span" not in caplog.text  # the attempt that has lost returns after the span of the step
 
 
 async def _race(seed: int) -> None:

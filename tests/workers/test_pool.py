@@ -297,19 +297,6 @@ async def test_calls_that_a_dead_worker_has_not_begun_go_to_another(pool: Proces
         assert pool.statistics().died == died
 
 
-async def test_calls_behind_a_long_one_go_to_a_worker_that_is_idle(tmp_path: Path, door: Door) -> None:
-    path = tmp_path / "noted"
-    async with aclosing(ProcessPool(2)) as pool:
-        await warm(pool, path)
-        long = asyncio.create_task(call(pool, jobs.note, str(path), 0, door.path))
-        short = [asyncio.create_task(call(pool, jobs.note, str(path), number)) for number in range(1, 12)]
-        assert await asyncio.gather(*short) == list(range(1, 12))
-        assert not long.done()
-        await door.release()
-        assert await long == 0
-        assert sorted(noted(path)) == list(range(12))
-
-
 async def test_a_call_that_is_cancelled_before_it_begins_does_not_run_and_kills_nobody(
     pool: ProcessPool, tmp_path: Path, door: Door
 ) -> None:
