@@ -28,6 +28,25 @@ def same(value: int) -> int:
     return value
 
 
+def spin(value: int) -> int:
+    """Compute for 0.6 ms."""
+    until = time.perf_counter() + 0.0006
+    while time.perf_counter() < until:
+        pass
+    return value
+
+
+def hold_the_loop(value: int) -> int:
+    """Hold the event loop for 40 ms with one item of fifty."""
+    if not value % 50:
+        time.sleep(0.04)
+    return value
+
+
+def make_bytes(size: int) -> bytes:
+    return bytes(size)
+
+
 async def pass_on(value: int) -> int:
     return value
 
@@ -83,11 +102,19 @@ async def on_the_loop() -> AsyncIterator[Samples]:
         async with engine.deploy(hundred):
             pass
 
+    async def start() -> float:
+        began = time.perf_counter()
+        async with engine.Engine(max_processes=2) as own, own.deploy(ps.graph(in_processes)) as service:
+            await asyncio.gather(*map(service, range(4)))
+            return time.perf_counter() - began
+
+    in_processes, spinning = ps.node(runs_on="process")(same), ps.graph(ps.node(runs_on="process")(spin))
     async with (
+        engine.deploy(ps.graph(ps.node(runs_on="process")(make_bytes))) as making,
         engine.deploy(chain(NODES)) as deployed,
         engine.deploy(suspending_fan_out) as fan_out,
         engine.deploy(ps.graph(ps.node(runs_on="thread")(same))) as in_thread,
-        engine.deploy(ps.graph(ps.node(runs_on="process")(same))) as in_process,
+        engine.deploy(ps.graph(in_processes)) as in_process,
         engine.deploy(ps.graph(Echo())) as own_loop,
         engine.deploy(ps.graph(let_second_win)) as hedged,
         engine.deploy(counted) as streaming,
@@ -108,7 +135,11 @@ async def on_the_loop() -> AsyncIterator[Samples]:
             "timeout and retry, suspended": partial(stream_seconds, with_policies(wait_once), 1_000),
             "thread call": partial(median_call_seconds, partial(in_thread, 1), 1_000),
             "process call": partial(median_call_seconds, partial(in_process, 1), 1_000),
-            "processes, streamed": partial(stream_seconds, ps.graph(ps.node(runs_on="process")(same)), 2_000),
+            "processes, streamed": partial(stream_seconds, ps.graph(in_processes), 2_000),
+            "processes, 0.6 ms streamed": partial(stream_seconds, spinning, 1_000),
+            "processes, beside 40 ms on the loop": partial(stream_seconds, spinning >> ps.node(hold_the_loop), 500),
+            "start of two processes": start,
+            "400 MB of bytes from a process": partial(median_call_seconds, partial(making, 400_000_000), 2),
             "actor that owns its loop": partial(median_call_seconds, partial(own_loop, 1), 2_000),
             "cache hit": cache_hits,
             "hedged call": partial(median_call_seconds, lambda: hedged([]), 1_000),

@@ -72,6 +72,8 @@ def main() -> int:
             subprocess.run(["git", "worktree", "remove", "--force", str(base)], cwd=ROOT, check=True)
     lines: list[tuple[str, ...]] = []
     for name, sides in taken.items():
+        if not all(sides.values()):  # a row that the base does not have
+            continue
         change, control = ratio(sides["present"], sides["base"]), ratio(sides["control"], sides["base"])
         verdict = "must" if change.high <= LIMIT else "missed"
         lines.append((name, *report.of_ratio(change), *report.of_ratio(control), verdict))

@@ -25,7 +25,7 @@ from opentelemetry import trace
 import penstock as ps
 from penstock import cluster, engine
 from tests.kit import values_of
-from tests.workers.both import BOTH, ONE, WORKERS
+from tests.workers.both import BOTH, ONE, WORKERS, children_end
 
 Array = Any
 SCENARIOS: list[Callable[[], Awaitable[None]]] = []
@@ -118,32 +118,14 @@ async def errors_are_those_of_the_node_with_their_remote_traceback() -> None:
 
 
 @ps.node(runs_on=ONE)
-def forks(number: int) -> int:
-    return os.fork()
-
-
-@ps.node(runs_on=ONE)
 async def forks_on_the_loop(number: int) -> int:
     return os.fork()
 
 
 @scenario
-async def a_child_that_comes_back_from_its_node_ends_and_answers_nothing() -> None:
-    for node in (forks, forks_on_the_loop):
-        async with engine.Engine() as e, e.deploy(ps.graph(node)) as service:
-            for number in range(3):
-                child = await service(number)
-                assert child, "the child has answered"
-                while is_running(child):
-                    await asyncio.sleep(0.05)
-
-
-def is_running(pid: int) -> bool:
-    """Returns whether a process runs; a zombie has ended."""
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
+async def a_child_that_comes_back_from_a_coroutine_ends_and_answers_nothing() -> None:
+    async with engine.Engine() as e:
+        await children_end(e, ps.graph(forks_on_the_loop))
 
 
 @ps.node(runs_on=WORKERS)

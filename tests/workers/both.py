@@ -184,3 +184,30 @@ async def a_timeout_ends_a_call_with_its_worker(kind: str, folder: Path) -> None
             with pytest.raises(ps.NodeTimeoutError, match="sleep"):
                 await e.run(sleeping(60.0))
         assert await e.run(sleeping(0.0)) == 0
+
+
+def fork(number: int) -> int:
+    return os.fork()
+
+
+@both
+async def a_child_that_comes_back_from_its_node_ends_and_answers_nothing(kind: str, folder: Path) -> None:
+    async with engine.Engine(max_processes=1) as e:
+        await children_end(e, ps.graph(ps.node(runs_on=RUNS_ON[kind][0])(fork)))
+
+
+async def children_end(e: engine.Engine, forking: ps.Graph[[int], int]) -> None:
+    async with e.deploy(forking) as service:
+        for number in range(3):
+            child = await service(number)
+            assert child, "the child has answered"
+            while is_running(child):
+                await asyncio.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """Returns whether a process runs; a zombie has ended."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
