@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock import extension
 from tests.house.counting import tree_of
 from tests.house.test_import_directions import SOURCE, imports_of, part_of
 
@@ -34,6 +35,10 @@ PUBLIC = {
     "", "asgi", "cluster", "consume", "data", "devices", "engine", "extension", "serving", "studio.drawing",
     "telemetry", "telemetry.names", "testing", "testing.faults",
 }  # fmt: skip
+
+# The most names of `extension`, the contract. A new name is a decision; an attribute of an object of the contract is
+# better. The number may only shrink.
+CONTRACT = 48
 
 # Common helpers, at most eight. They know nothing of graphs, so a separate package could copy them.
 HELPERS = {
@@ -170,6 +175,10 @@ def test_what_the_core_shows_is_imported_late(file: str, module: str) -> None:
     body = ast.parse((SOURCE / file).read_text()).body
     at_once = [one for one in body if isinstance(one, ast.ImportFrom) and module.startswith(one.module or "-")]
     assert at_once == []
+
+
+def test_the_contract_gets_no_new_names() -> None:
+    assert len(extension.__all__) <= CONTRACT
 
 
 def test_helpers_are_few() -> None:

@@ -87,8 +87,8 @@ USES = {
     "telemetry/test_verdict.py": 3,
     "telemetry/test_waits_in_spans.py": 3,
     "testing/test_virtual_clock.py": 2,
-    "workers/both.py": 7,
-    "workers/jobs.py": 3,
+    "workers/both.py": 6,
+    "workers/jobs.py": 4,
     "workers/test_both.py": 1,
     "workers/test_pool.py": 5,
 }

@@ -17,6 +17,11 @@ def add(a: int, b: int = 0) -> int:
     return a + b
 
 
+def sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
 def pid(*_: object) -> int:
     return os.getpid()
 
