@@ -5,12 +5,12 @@ import copyreg
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib.metadata import entry_points
 from multiprocessing.util import Finalize, register_after_fork
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from opentelemetry import metrics, trace
@@ -21,7 +21,6 @@ from .logs import logged, warning
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 
 # Closing the exporters at the exit of the interpreter, within a time limit.
@@ -125,36 +124,30 @@ def setup(*, service_name: str, endpoint: str | None = None) -> None:
     traces, numbers = (_find_exporters(signal, endpoint) for signal in ("traces", "metrics"))  # all, or an error
     closes: list[Callable[[], None]] = []
     if traces and _is_free("traces", trace.get_tracer_provider()):
-        closes.append(_send_traces(traces, resource))
+        batches = _batching(traces)
+        _trace_with(batches, resource)
+        closes.append(batches.shutdown)
+        spans.export_of_worker = lambda ended: [*map(batches.on_end, pickle.loads(ended))]
         spans.set_up_of_workers = partial(_hand_over_traces, dict(resource.attributes), endpoint)
     if numbers and _is_free("metrics", metrics.get_meter_provider()):
         closes.append(_send_metrics(numbers, resource).shutdown)
     close_at_exit(closes)
 
 
-def _send_traces(exporters: list[Callable[[], Any]], resource: "Resource") -> Callable[[], None]:
+def _batching(exporters: list[Callable[[], Any]]) -> Any:
+    from opentelemetry.sdk.trace import SynchronousMultiSpanProcessor
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    batches = [BatchSpanProcessor(make()) for make in exporters]
-
-    spans.export_of_worker = lambda ended: _pass_on(pickle.loads(ended), batches)
-    return _set_provider(batches, resource)
-
-
-def _pass_on(ended: "Iterable[ReadableSpan]", processors: "Iterable[SpanProcessor]") -> None:
-    for span in ended:
-        for each in processors:
-            each.on_end(span)
+    batches: Any = cast(Any, SynchronousMultiSpanProcessor)()
+    for make in exporters:
+        batches.add_span_processor(BatchSpanProcessor(make()))
+    return batches
 
 
-def _set_provider(processors: "Iterable[SpanProcessor]", resource: "Resource") -> Callable[[], None]:
+def _trace_with(processor: Any, resource: "Resource") -> None:
     from opentelemetry.sdk.trace import TracerProvider
 
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    for each in processors:
-        provider.add_span_processor(each)
-    trace.set_tracer_provider(provider)
-    return provider.shutdown
+    trace.set_tracer_provider(TracerProvider(None, resource, shutdown_on_exit=False, active_span_processor=processor))
 
 
 def _as_plain(kind: type, values: Any) -> tuple[Callable[..., Any], tuple[Any]]:
@@ -181,7 +174,6 @@ def _hand_over_traces(resource: dict[str, Any], endpoint: str | None) -> None:
         from opentelemetry.attributes import BoundedAttributes
         from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_INSTANCE_ID, ProcessResourceDetector, Resource
         from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.util import BoundedList
 
         # These have locks, which do not pickle.
@@ -189,9 +181,9 @@ def _hand_over_traces(resource: dict[str, Any], endpoint: str | None) -> None:
         copyreg.pickle(BoundedList, partial(_as_plain, tuple))
 
         @cache
-        def sent_from_here() -> list[BatchSpanProcessor]:
-            batches = [BatchSpanProcessor(make()) for make in _find_exporters("traces", endpoint)]
-            close_at_exit([batch.shutdown for batch in batches])
+        def sent_from_here() -> Any:
+            batches = _batching(_find_exporters("traces", endpoint))
+            close_at_exit([batches.shutdown])
             return batches
 
         class HandsOver(SpanProcessor):
@@ -200,12 +192,12 @@ def _hand_over_traces(resource: dict[str, Any], endpoint: str | None) -> None:
                 if ended is not None and len(ended) < _MOST_HANDED_OVER:
                     ended.append(span)
                 else:
-                    _pass_on([span], sent_from_here())
+                    sent_from_here().on_end(span)
 
         own = Resource({**resource, SERVICE_INSTANCE_ID: str(uuid4())})
         if PROCESS_PID in resource:
             own = own.merge(ProcessResourceDetector().detect())
-        _set_provider([HandsOver()], own)
+        _trace_with(HandsOver(), own)
 
 
 def _send_metrics(exporters: list[Callable[[], Any]], resource: "Resource") -> "MeterProvider":

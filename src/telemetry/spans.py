@@ -374,13 +374,18 @@ def end_run(span: Span | None, outcome: str, error: BaseException | None = None)
         outcome: done, failed, cancelled, expired, interrupted or refused.
         error: the error of the call; None if there was none.
     """
-    if span is None or isinstance(span, NonRecordingSpan):
-        return
-    if is_recorded(span):
-        told(span.set_attribute, names.OUTCOME, outcome)
-        if error is not None and outcome not in ("cancelled", "interrupted"):
-            record_error(span, error)
-    told(span.end)
+    if span is not None and not isinstance(span, NonRecordingSpan):
+        told(_end_run, span, outcome, error)
+
+
+def _end_run(span: Span, outcome: str, error: BaseException | None) -> None:
+    try:
+        if span.is_recording():
+            span.set_attribute(names.OUTCOME, outcome)
+            if error is not None and outcome not in ("cancelled", "interrupted"):
+                record_error(span, error)
+    finally:
+        span.end()
 
 
 def start_stream(context: contextvars.Context | None) -> Span | None:
