@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -114,9 +114,8 @@ class Durable:
     async def _live(self, call: Call[Any], key: str, arguments: Entry, values: Values) -> Any:
         """Have the run of a key end, here or elsewhere; return its result."""
         plan = kept_plan(call.graph)
-        graph = call.graph.name
         run = await self._store.begin(NewRun(
-            key=key, graph=graph, plan=_digest(plan), entries=[arguments], owner=self._owner.name,
+            key=key, graph=call.graph.name, plan=_digest(plan), entries=[arguments], owner=self._owner.name,
             lease_seconds=self._lease_seconds,
         ))  # fmt: skip
         entries: Sequence[Entry] | None = [arguments]
@@ -124,22 +123,35 @@ class Durable:
             [first] = await self._store.load(run.run, [0])
             _refuse_others(key, run.graph, first.path, call, arguments.path)
             entries = None
-        while True:
-            if run.state in ENDED:
-                return await self._outcome(run)
-            mine = run if run.state == "running" and run.owner == self._owner.name else None
-            if mine is None:
-                found = await self._store.claim([graph], self._owner.name, self._lease_seconds, 1, key=key)
-                mine = found[0] if found else None
-            if mine is not None:
-                self._known.add(mine.run)
-                if entries is None:
-                    entries = await self._store.load(mine.run)
-                    values = self._values()
-                    values.add(entries)
-                writer = self._present_writer()
-                return await _Life(Journal(mine, entries, values, writer), writer).run(call, plan, entries)
-            run = await self._after_change(run)
+        changes = _Changes(self._store)
+        try:
+            while run.state not in ENDED:
+                mine = await self._claimed(run)
+                if mine is not None:
+                    self._known.add(mine.run)
+                    if entries is None:
+                        entries, values = await self._store.load(mine.run), self._values()
+                        values.add(entries)
+                    writer = self._present_writer()
+                    return await _Life(Journal(mine, entries, values, writer), writer).run(call, plan, entries)
+                await changes.wait()
+                run = await self._read(key)
+            return await self._outcome(run)
+        finally:
+            await changes.close()
+
+    async def _claimed(self, run: Run) -> Run | None:
+        """Return a run if this process has it, or can take it now."""
+        if run.state == "running" and run.owner == self._owner.name:
+            return run
+        found = await self._store.claim([run.graph], self._owner.name, self._lease_seconds, 1, key=run.key)
+        return found[0] if found else None
+
+    async def _read(self, key: str) -> Run:
+        run = await self._store.read(key)
+        if run is None:
+            raise RunCancelled(f"run {key!r} was deleted")
+        return run
 
     async def _outcome(self, run: Run) -> Any:
         """Return the result of a run that has ended, or raise its error."""
@@ -150,19 +162,6 @@ class Durable:
         if run.state == "cancelled" or run.error is None:
             raise RunCancelled(f"run {run.key!r} was cancelled; resume(key) lets it go on")
         raise decode(Encoded.from_bytes(values.plain(run.error)))
-
-    async def _after_change(self, run: Run) -> Run:
-        """Return a run again, after a change of the store or some time."""
-        found: Run | None = run
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_SECONDS), aclosing(self._store.changes()) as changes:
-                async for _ in changes:  # at first, the store listens: what has changed before is read now
-                    found = await self._store.read(run.key)
-                    if found is None or (found.state, found.epoch) != (run.state, run.epoch):
-                        break
-        if found is None:
-            raise RunCancelled(f"run {run.key!r} was deleted")
-        return found
 
     def _values(self) -> Values:
         return Values(self._codec, self._max_value_bytes)
@@ -241,6 +240,29 @@ def _packed(error: Exception, values: Values) -> bytes:
     except NotStorable:
         packed = encode(RunFailed(f"{type(error).__qualname__}: {error}"))
     return values.coded(packed.to_bytes())
+
+
+class _Changes:
+    """The changes of a store, for a task that looks at a run after each of them, and now and then."""
+
+    def __init__(self, store: Store) -> None:
+        self._stream = store.changes()
+        self._next: asyncio.Future[object] | None = None
+
+    async def wait(self) -> None:
+        """Wait for a change, or for some time."""
+        self._next = self._next or asyncio.ensure_future(anext(self._stream))
+        await asyncio.wait([self._next], timeout=_LOOK_SECONDS)
+        if self._next.done():
+            self._next.result()
+            self._next = None
+
+    async def close(self) -> None:
+        """Ask for no more changes."""
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait([self._next])
+        await self._stream.aclose()
 
 
 class _Here:

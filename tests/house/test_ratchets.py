@@ -37,7 +37,7 @@ TESTS_OF_INTERNALS = {
     "actors": 8,
     "advice": 2,
     "devices": 12,
-    "durable": 6,
+    "durable": 7,
     "engine": 3,
     "house": 1,
     "runtime": 1,
