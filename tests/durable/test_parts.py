@@ -129,8 +129,10 @@ def edits() -> Iterator[tuple[str, Callable[[list[Any], Any], object]]]:
     yield "change inside", lambda state, one: state[7].__setitem__("content", one["content"])
 
 
-@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"messages": state, "n": 1}, tuple], ids=str)
-@pytest.mark.parametrize(("name", "edit"), list(edits()))
+@pytest.mark.parametrize(
+    "wrap", [lambda state: state, lambda state: {"messages": state, "n": 1}, tuple], ids=["list", "in a dict", "tuple"]
+)
+@pytest.mark.parametrize(("name", "edit"), [pytest.param(*each, id=each[0]) for each in edits()])
 def test_what_is_written_is_what_is_new(name: str, edit: Any, wrap: Callable[[Any], Any]) -> None:
     kept, numbers = Kept(), count(10_000)
     state = [message(number) for number in range(1000)]
