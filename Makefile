@@ -33,7 +33,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo demo-cluster serve complete train-lm train-kills test test-newest run-newest test-long test-timed test-devices test-backends test-kafka prepare-newest soak check check-code check-types check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-chat bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
+.PHONY: help demo demo-cluster serve complete train-lm train-kills test test-newest run-newest test-long test-timed test-devices test-backends test-kafka prepare-newest soak check check-code check-types check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-chat bench-durable bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords (ARGS=--studio: on a page)"
@@ -57,6 +57,7 @@ help:
 	@echo "make bench-versus   this checkout beside the commit BASE=…, pair by pair"
 	@echo "make bench-devices  what runs on devices, against plain JAX; make bench-gpu on a GPU"
 	@echo "make bench-servers  requests a second of web servers, against the same ones written by hand; load by wrk"
+	@echo "make bench-durable  commits, bytes, encoding and lists of durable runs, beside their bars"
 	@echo "make bench-chat   a language model in a graph, beside a bare loop and llama.cpp"
 	@echo "make bench-peers  the same workloads on other frameworks, in .venv-peers"
 	@echo "make bench-cluster  nodes on a local Ray beside Ray by hand"
@@ -258,6 +259,10 @@ bench-gpu: $(VENV)/.dev
 # Needs wrk, a package of Debian and of Homebrew.
 bench-servers: $(VENV)/.dev $(if $(findstring --peers,$(ARGS)),.venv-server-peers/.stamp)
 	$(BIN)/python -m benchmarks.servers $(ARGS)
+
+# With ARGS=--postgres, also commits to a PostgreSQL server of its own.
+bench-durable: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.durable $(ARGS)
 
 # Needs the wheel of llama.cpp, as the tests do.
 bench-chat: $(VENV)/.dev
