@@ -26,13 +26,9 @@ _EACH: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1
 # For each metric: its description, its boundaries, and the attribute of the span with the same number.
 _MEASURED: Final[Mapping[str, tuple[str, tuple[float, ...], str | None]]] = {
     "gen_ai.server.request.duration": ("From the request to the end of the answer.", _DURATIONS, None),
-    "gen_ai.server.time_to_first_token": (
-        "From the request to the first part of the answer.", _FIRST, names.FIRST_CHUNK
-    ),
-    "gen_ai.server.time_per_output_token": (
-        "The time of each part of an answer after the first.", _EACH, names.PART_SECONDS
-    ),
-}  # fmt: skip
+    "gen_ai.server.time_to_first_token": ("From the request to the first part.", _FIRST, names.FIRST_CHUNK),
+    "gen_ai.server.time_per_output_token": ("The time of each part after the first.", _EACH, names.PART_SECONDS),
+}
 
 # The errors of reading a message or a part that does not follow the protocol; an upstream may send such a part.
 MALFORMED: Final = (APIError, AttributeError, LookupError, RecursionError, TypeError, ValueError)

@@ -572,9 +572,7 @@ def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) ->
     return function(*args, **kwargs)
 
 
-def present() -> Span:
-    """Return the current span; inside of a node execution, the span of the node."""
-    return trace.get_current_span()
+present = trace.get_current_span  # inside of a node execution, the span of the node
 
 
 def happened(event: str, node: str, error: BaseException | None = None, **more: AttributeValue) -> None:
@@ -649,9 +647,11 @@ class DeviceWait:
         self.last_step = step
 
     def leave_steps(self) -> None:
-        """Link the execution to the span of its last step, if it was in several steps."""
-        if self.last_step is not None and self.steps > 1 and is_recorded(self.span):
-            told(self.span.add_link, id_of(self.last_step))
+        """Say in how many steps the execution was, and link it to the span of the last one."""
+        if self.steps and is_recorded(self.span):
+            told(self.span.set_attribute, names.STEPS, self.steps)
+            if self.last_step is not None and self.steps > 1:
+                told(self.span.add_link, id_of(self.last_step))
 
 
 def waiting() -> DeviceWait | None:
@@ -675,10 +675,8 @@ def of_step(actor: str, waits: Sequence[DeviceWait], items: int, *, own_span: bo
     now = perf_counter()
     for wait in waits:
         wait.steps += 1
-        if is_recorded(wait.span):  # the span of an item whose caller has left has ended
-            told(wait.span.set_attribute, names.STEPS, wait.steps)
-            if wait.steps == 1:
-                told(wait.span.set_attribute, names.STEP_WAIT, now - wait.since)
+        if wait.steps == 1 and is_recorded(wait.span):  # the span of an item whose caller has left has ended
+            told(wait.span.set_attribute, names.STEP_WAIT, now - wait.since)
     if not own_span:
         return nullcontext()
     attributes: dict[str, AttributeValue] = {names.NODE: actor, names.BATCH_ITEMS: items}
