@@ -424,7 +424,6 @@ class Arguments:
         self.parameters = tuple(i for i, one in enumerate(self.names) if one in resources and one not in static)
         self.shared = tuple(i for i, one in enumerate(self.names) if one in shared or one in resources or one in static)
         self.stacked = tuple(i for i in range(len(self.names)) if i not in self.shared)
-        self._looks_at_all = self.shared == self.parameters  # parameters are on the device when the program begins
         self._shared_of, self._stacked_of = _picker(self.shared), _picker(self.stacked)
         self._by_keyword = tuple(
             i for i, one in enumerate(self.names) if found[one].kind is inspect.Parameter.KEYWORD_ONLY
@@ -570,11 +569,10 @@ class Arguments:
         """Return the positions of parameters."""
         return tuple(sorted(self.names.index(name) for name in names))
 
-    def on_host_of(self, values: tuple[Any, ...]) -> tuple[int, bool]:
-        """Return how many bytes of the arguments are not on a device yet, and whether all are plain."""
+    def on_host_of(self, values: tuple[Any, ...]) -> int:
+        """Return how many bytes of the arguments are not on a device yet."""
         stacked = self._stacked_of(values)
-        size_bytes, is_plain = on_host_of(stacked if are_arrays(stacked) else jax.tree.leaves(stacked))
-        return size_bytes, is_plain and self._looks_at_all
+        return on_host_of(stacked if are_arrays(stacked) else jax.tree.leaves(stacked))
 
     def call(self, fn: Callable[..., Any], values: tuple[Any, ...], masks: tuple[Any, ...] = ()) -> Any:
         """Call the function with arguments in the order of the parameters."""

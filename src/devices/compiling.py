@@ -27,7 +27,6 @@ from .programs import (
     current,
     signature_of,
     types_of,
-    unkeyed_jax_options,
 )
 from .recompilation import Compiled, CompileLog, abstract, arguments_text, origin_of, parameter_name
 from .shardings import Placement
@@ -212,15 +211,15 @@ _LastProgram: TypeAlias = tuple[Configuration, Any, list[Any], Executable]
 class CompileCache(CounterSource):
     """Compiles programs, and keeps those that were used last. To compile, a lease of the thread is needed.
 
-    The threads of devices call `find` and `last_program`; any thread may call the other methods.
+    The threads of devices call `find`; any thread may call the other methods.
 
     Attributes:
         thread: compiles, from the first lease on.
     """
 
     # Ownership: `_lock` guards `_waiting` and `_held`, so that a program is either held or waited for, and is compiled
-    # once. The compile thread calls the waiters back without the lock. The threads of devices call `find` and
-    # `last_program`, each for functions that no other thread runs. They own `hits` and `used` of the programs. `find`
+    # once. The compile thread calls the waiters back without the lock. The threads of devices call `find`, each for
+    # functions that no other thread runs. They own `hits` and `used` of the programs. `find`
     # writes `_last_programs` under `_lock`, too, so that no dropped program stays there; it reads without the lock.
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
@@ -267,27 +266,10 @@ class CompileCache(CounterSource):
             executable = self._held.get((jitted, configuration, signature))
             if executable is None:
                 return None
-            if last is not None and last[-1] is not executable:
-                last[-1].forget_last()
         if types is not None:
             with self._lock:
                 if executable.is_held:  # keep the last call's types: results of one program share their type objects
                     self._last_programs[jitted] = configuration, structure, types, executable
-        executable.hits += 1
-        executable.used = next(self._uses)
-        return executable
-
-    def last_program(self, jitted: JittedFunction) -> Executable | None:
-        """Return the program of the last calls of a function, if `enqueue_like_last` may run the next call."""
-        last = self._last_programs.get(jitted)
-        if (
-            last is None
-            or not last[-1].is_like_last
-            or unkeyed_jax_options is None
-            or unkeyed_jax_options() != last[0].unkeyed_jax_options
-        ):
-            return None
-        executable = last[-1]
         executable.hits += 1
         executable.used = next(self._uses)
         return executable

@@ -188,9 +188,8 @@ class DeviceFunction:
             jitted = self._jitted = self._jitted_for(placement, args)
         refuse_own_x64(jitted.name)
         leaves = args if are_arrays(args) else jax.tree.leaves(args)
-        size_bytes, is_plain = on_host_of(leaves)
-        call = DeviceCall(jitted, args, size_bytes)
-        call.leaves, call.is_plain, call.returns_pending, call.wait = leaves, is_plain, not self._ready, spans.waiting()
+        call = DeviceCall(jitted, args, on_host_of(leaves))
+        call.leaves, call.returns_pending, call.wait = leaves, not self._ready, spans.waiting()
         if collectors.running and (actor := calling_actor()) is not None:
             call.sampler, call.frame = actor.sampler, enclosing_frame()
         if (queue := device.functions.get(self._owner)) is None:

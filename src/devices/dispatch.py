@@ -20,7 +20,7 @@ from .compiling import CACHE, JittedFunction
 from .device_errors import ORIGINS, Origin, explained
 from .job_times import JobTimes, jax_profiles, named_in_jax_profile
 from .parameters import overwritable, owned
-from .programs import UnlikeBeforeError, are_arrays, are_ready, wait_until_ready
+from .programs import are_arrays, are_ready, wait_until_ready
 from .self_check import SELF_CHECK
 from .shardings import Placement
 from .untyped_jax import jax
@@ -411,8 +411,6 @@ class Job:
             self._args = self.arguments()
         elif self.times is not None:
             self.times.dispatch_begins()
-        if executable is None and self._begins_as_usual():
-            return self._arrays()
         self._leaves, structure = jax.tree.flatten(self._args)
         span = self._span
         if executable is None:
@@ -433,25 +431,6 @@ class Job:
         if self.times is not None:
             self.times.dispatched()
         return self._arrays()
-
-    def _begins_as_usual(self) -> bool:
-        """Enqueue the program of the last calls, without a look at the arguments; return False if it may not fit."""
-        call = self.calls[0]
-        if not call.is_plain or self.times is not None or self._span is not None or jax_profiles():
-            return False
-        last = CACHE.last_program(self._jitted)
-        if last is None or not self.claim():
-            return False
-        assert self._args is not None
-        self.has_run = True
-        try:
-            self._given = last.enqueue_like_last(self._args)
-        except UnlikeBeforeError:
-            self.has_run = False
-            last.hits -= 1
-            call.stop()
-            return False
-        return True
 
     def explained(self, error: BaseException) -> BaseException:
         """Return an error that says more than JAX's error, if that came from the call of the program."""

@@ -46,7 +46,6 @@ class DeviceCall:
             result or has left: an error refers to this call by its traceback, so call and future would keep each other
             alive.
         leaves: the leaves of the arguments; empty if they are not known.
-        is_plain: whether `CompileCache.last_program` may run the call, without a look at the arguments.
         returns_pending: the caller gets the result before it is ready, to give it to another call.
         priority: higher first.
         deadline: when the caller stops waiting, in the loop's time.
@@ -80,7 +79,6 @@ class DeviceCall:
     arrived_at: float = field(default=0.0, init=False)
     result: asyncio.Future[Any] | None = field(default=None, init=False)
     leaves: Sequence[Any] = field(default=(), init=False)
-    is_plain: bool = field(default=False, init=False)
     returns_pending: bool = field(default=False, init=False)
     wait: "DeviceWait | None" = field(default=None, init=False)
     queue: "CallQueue | None" = field(default=None, init=False)
@@ -96,12 +94,6 @@ class DeviceCall:
             return True
         self._has_begun = self._turn.acquire(blocking=False)
         return self._has_begun
-
-    def stop(self) -> None:
-        """Note that the device could not enqueue the call, and will call `begin` again. On the device's thread."""
-        if self._turn is not None:
-            self._has_begun = False
-            self._turn.release()
 
     def take_back(self) -> bool:
         """Keep the call from running and return True; return False if the device has begun to run the call."""

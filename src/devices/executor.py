@@ -450,13 +450,11 @@ class PlacedNode:
             refuse_own_x64(arguments.name)
         if kwargs or len(args) != len(arguments.names):
             args = arguments.bind(args, kwargs)
-        size_bytes, is_plain = 0, False
+        size_bytes = 0
         if not self._is_batched:  # the queue of a batched node looks at the arguments
             args = with_same(self._parameters, args)
-            size_bytes, is_plain = arguments.on_host_of(args)
-        call = kind(self._jitted[0], args, size_bytes, frame.priority, frame.deadline, actor.name, actor.sampler, frame)
-        call.is_plain = is_plain
-        return call
+            size_bytes = arguments.on_host_of(args)
+        return kind(self._jitted[0], args, size_bytes, frame.priority, frame.deadline, actor.name, actor.sampler, frame)
 
     def _queue(self, device: EngineDevice, jitted: JittedFunction, executor: DeviceExecutor) -> CallQueue:
         arguments, options = self._arguments, executor.options

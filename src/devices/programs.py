@@ -30,17 +30,15 @@ class Configuration:
 
     Attributes:
         state: a hashable value; two configurations with equal states are the same.
-        unkeyed_jax_options: values of the options that JAX's C++ code does not compare when it looks up a program.
         values: the value of every option by its name, for explanations of recompilations.
         dtypes: for each dtype of NumPy, the dtype that JAX gives to such an argument: float64 becomes float32 unless
             x64 is on.
     """
 
-    __slots__ = ("_carried", "dtypes", "state", "unkeyed_jax_options", "values")
+    __slots__ = ("_carried", "dtypes", "state", "values")
 
     def __init__(self, state: Hashable) -> None:
         self.state = state
-        self.unkeyed_jax_options = None if unkeyed_jax_options is None else unkeyed_jax_options()
         self.values: dict[str, Any] = dict(jax.config.values)
         self.dtypes: dict[Any, Any] = {}
         self._carried = [(setting, setting.value) for setting in _SETTINGS]
@@ -127,12 +125,11 @@ def _public_state() -> Hashable:
     return tuple((name, str(value)) for name, value in jax.config.values.items())
 
 
-def _private_parts() -> tuple[Callable[[], Hashable], Callable[[], Hashable] | None, list[Any], Any, Any]:
+def _private_parts() -> tuple[Callable[[], Hashable], list[Any], Any, Any]:
     """Return the parts of JAX's configuration that have no public name.
 
-    They are a function that returns the configuration of the calling thread as a hashable value, a function that
-    returns the part of that value that JAX's C++ code does not compare, all settings that a thread can have for itself,
-    JAX's value for "not set", and the setting of 64 bits.
+    They are a function that returns the configuration of the calling thread as a hashable value, all settings that a
+    thread can have for itself, JAX's value for "not set", and the setting of 64 bits.
 
     Where this version of JAX does not have them, the public options are read. That takes 16 us instead of 0.1.
 
@@ -150,18 +147,15 @@ def _private_parts() -> tuple[Callable[[], Hashable], Callable[[], Hashable] | N
         x64, unset = config.enable_x64, config.config_ext.unset
         _ = x64.get_local(), x64.get_global()  # both exist in this version of JAX
     except (ImportError, AttributeError):
-        return _public_state, None, [], None, None
-
-    def unkeyed_jax_options() -> Hashable:
-        return nans.value, infs.value, optimization.value, memory.value
+        return _public_state, [], None, None
 
     def state() -> Hashable:
-        return trace_context(), unkeyed_jax_options()
+        return trace_context(), nans.value, infs.value, optimization.value, memory.value
 
-    return state, unkeyed_jax_options, settings, unset, x64
+    return state, settings, unset, x64
 
 
-_state, unkeyed_jax_options, _SETTINGS, UNSET, _X64 = _private_parts()
+_state, _SETTINGS, UNSET, _X64 = _private_parts()
 # Returns the calling thread's own setting of 64 bits, or `UNSET`. This takes a thirtieth of a microsecond.
 own_x64: Final[Callable[[], Any]] = (lambda: None) if _X64 is None else _X64.get_local
 _known: dict[Hashable, Configuration] = {}
@@ -189,7 +183,6 @@ _KEY: Final = 4
 _WEAK: Final = 5
 _OTHER: Final = 0
 _PYTHON_SCALARS: Final = (bool, int, float, complex)
-_PLAIN: Final = {np.ndarray, *_PYTHON_SCALARS}
 
 
 class Names(Protocol):
@@ -325,20 +318,15 @@ def _leaf(leaf: Any, configuration: Configuration, position: int, names: Names) 
     return aval.shape, aval.dtype, aval.weak_type
 
 
-def on_host_of(leaves: Iterable[Any]) -> tuple[int, bool]:
-    """Return how many bytes of some leaves have to be transferred to a device, and whether all leaves are plain.
-
-    JAX's C++ code tells plain leaves apart as `signature_of` does. An array of a class derived from NumPy's is not
-    plain: JAX takes such an array for one of NumPy.
-    """
-    size_bytes, is_plain = 0, True
+def on_host_of(leaves: Iterable[Any]) -> int:
+    """Return how many bytes of some leaves have to be transferred to a device."""
+    size_bytes = 0
     for leaf in leaves:  # a hot path: without calls, where possible
         leaf_type = leaf.__class__
         kind = _kinds.get(leaf_type) or _kind(leaf_type)
         if kind is not _DEVICE and kind is not _KEY:
             size_bytes += getattr(leaf, "nbytes", 0)
-            is_plain = is_plain and leaf_type in _PLAIN
-    return size_bytes, is_plain
+    return size_bytes
 
 
 def holds_array(value: object) -> bool:
@@ -423,41 +411,6 @@ def wait_until_ready(arrays: Iterable[Any]) -> None:
                 raise
 
 
-class UnlikeBeforeError(Exception):
-    """The arguments of a call are unlike those of all calls that were checked before; nothing has run."""
-
-
-# Without this class, a deployed call of one array takes 1.14 times the CPU with 100 callers at a time, and 0.95 times
-# alone; a training step of 19 arrays takes 1.07 times (the least of 25 runs of 100 calls, medians of 7 processes, CPU
-# of two cores).
-class _SignatureProbe:
-    """Takes the place of a program where JAX's C++ code calls Python: for arguments that are new to that code.
-
-    The C++ code keeps structure, shapes, dtypes and shardings of the arguments of each call, and the configuration of
-    that call. It compares them in a microsecond. A call that does not reach this object is like an earlier call that
-    `CompileCache.find` and `Executable.enqueue` have checked. Their check takes ten times as long, and is not needed
-    again.
-
-    Attributes:
-        is_open: whether the arguments of this call were checked.
-        was_passed: whether a call has reached this object since the attribute was set to False.
-    """
-
-    __slots__ = ("_program", "is_open", "was_passed")
-
-    def __init__(self, program: Any) -> None:
-        self._program = program
-        self.is_open = False
-        self.was_passed = False
-
-    def call(self, *args: Any) -> Any:
-        """Run the program; JAX calls this."""
-        if not self.is_open:
-            raise UnlikeBeforeError
-        self.was_passed = True
-        return self._program.call(*args)
-
-
 def _in_python(compiled: Any, params: Any) -> Callable[..., Any]:
     """Return a function that calls a program without JAX's C++ code."""
 
@@ -468,30 +421,18 @@ def _in_python(compiled: Any, params: Any) -> Callable[..., Any]:
     return call
 
 
-def _gated(compiled: Any) -> tuple[Any, _SignatureProbe | None]:
-    """Return a function that calls a program through a probe, and the probe: None if JAX lacks the hook."""
-    try:
-        params = compiled._params
-        if jax.config.jax_debug_nans or jax.config.jax_debug_infs:  # the C++ code would check the first result only
-            return _in_python(compiled, params), None
-        gate = _SignatureProbe(params.executable)
-        call = compiled._executable.create_cpp_call(params._replace(executable=gate))
-    except (AttributeError, TypeError, ValueError):  # these names of JAX are private
-        call = gate = None
-    return (compiled, None) if call is None else (call, gate)
-
-
-# How many calls in a row must go to one program before the next call is tried without a check. A try that fails takes
-# half as long again as a check. After each failed try the number doubles, up to `_LAST_PATIENCE`.
-_FIRST_PATIENCE: Final = 2
-_LAST_PATIENCE: Final = 1024
+def _callable(compiled: Any) -> Any:
+    """Return a function that calls a program."""
+    params = getattr(compiled, "_params", None)  # a private name of JAX
+    if params is not None and (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
+        return _in_python(compiled, params)  # the C++ code would check the first result only
+    return compiled
 
 
 class Executable:
     """A compiled program for one signature; made by `CompileCache`, called on one device's thread.
 
     Attributes:
-        is_like_last: whether the next call is likely to be like the calls that were checked.
         hits: how often the program was found in the cache.
         is_held: whether the cache holds the program.
         transfers: how often an argument was moved for a call, by its name and its shardings before and after.
@@ -499,8 +440,8 @@ class Executable:
     """
 
     __slots__ = (
-        "__weakref__", "_alike", "_call", "_compiled", "_gate", "_is_alone", "_is_flat", "_locks", "_names",
-        "_patience", "_shardings", "_static_argnums", "_where", "hits", "is_held", "is_like_last", "transfers", "used",
+        "__weakref__", "_call", "_compiled", "_is_alone", "_is_flat", "_locks", "_names", "_shardings",
+        "_static_argnums", "_where", "hits", "is_held", "transfers", "used",
     )  # fmt: skip
 
     def __init__(
@@ -526,10 +467,7 @@ class Executable:
             is_alone: whether the program has to run alone: a call begins when no other such program is in flight.
         """
         self._compiled = compiled
-        self._call, self._gate = _gated(compiled)
-        self._alike = -1  # number of calls in a row that JAX's C++ code knew already; -1 before the first call
-        self._patience = _FIRST_PATIENCE
-        self.is_like_last = False
+        self._call = _callable(compiled)
         self._is_flat = is_flat
         self._is_alone = is_alone
         self._locks = locks
@@ -568,40 +506,7 @@ class Executable:
             if moved is args:
                 self._where = where
             args = moved
-        gate = self._gate
-        if gate is None:
-            return self.call(args)
-        gate.is_open, gate.was_passed = True, False
-        try:
-            given = self.call(args)
-        finally:
-            gate.is_open = False
-        if not gate.was_passed:
-            if self._alike < 0:  # a first call is new to JAX, and should have reached the probe: do without a probe
-                self._call, self._gate = self._compiled, None
-                return given
-            self._alike += 1
-            self.is_like_last = self._alike >= self._patience
-        elif self._alike < 0:
-            self._alike = 0
-        return given
-
-    def enqueue_like_last(self, args: tuple[Any, ...]) -> Any:
-        """Enqueue a call whose arguments were not checked, if they are like those of a call that was checked.
-
-        Raises:
-            UnlikeBeforeError: they are not. Use `enqueue`, or another program.
-        """
-        try:
-            return self.call(args)
-        except (UnlikeBeforeError, TypeError) as error:  # TypeError: JAX refuses arguments of another structure
-            self._patience = min(2 * self._patience, _LAST_PATIENCE)
-            self.forget_last()
-            raise UnlikeBeforeError from error
-
-    def forget_last(self) -> None:
-        """Note that a call of the same function has gone to another program."""
-        self._alike, self.is_like_last = min(self._alike, 0), False
+        return self.call(args)
 
     def call(self, args: tuple[Any, ...]) -> Any:
         """Enqueue a call whose arguments are on the right devices already."""

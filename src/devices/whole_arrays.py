@@ -403,7 +403,6 @@ class _ChunkedJob(SingleJob):
         super().__init__(*args)
         self._executor = executor
         self._returns_pending = False  # the result is an array of the host, complete when all chunks are computed
-        self.calls[0].is_plain = False  # the program gets chunks, and `_enqueue` begins each
         self._rest: Iterator[tuple[int, tuple[Any, ...]]] | None = None
         self._real = 0
         self._ahead: deque[tuple[Any, int]] = deque()
