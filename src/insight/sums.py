@@ -561,9 +561,9 @@ class Evidence:
 
 _LEAST_TOLD: Final = 0.05
 
-# How many cores threads use of which one at a time can run: a little less than one, as it takes time to hand the GIL
-# over; or a little more, as calls of the system go on without it.
-_ONE_CORE: Final = 0.9, 1.1
+# How many cores threads use of which one at a time can run: less than one, as threads that wait for it leave others
+# without items; or a little more, as calls of the system go on without it.
+_ONE_CORE: Final = 0.7, 1.1
 # A larger share of the time without a core, summed over threads, means that other programs use the cores.
 _MOST_WITHOUT_CORE: Final = 0.3
 # The share of the time for which calls must wait for the GIL on their way to a thread or back, summed over calls.

@@ -151,7 +151,7 @@ def test_threads_and_a_loop_that_use_one_core_while_calls_wait_are_limited_by_th
         pytest.param(evidence_of_threads(hop_seconds=9.0), 3.2, 0.0, id="other programs use the cores"),
         pytest.param(evidence_of_threads(), None, 0.05, id="nobody knows whether other programs use the cores"),
         pytest.param(evidence_of_threads(10.5), 0.5, 0.0, id="more than one core: code that releases the GIL"),
-        pytest.param(evidence_of_threads(7.5), 0.5, 0.1, id="less than one core"),
+        pytest.param(evidence_of_threads(5.5), 0.5, 0.3, id="less than one core"),
         pytest.param(evidence_of_threads(hop_seconds=4.0), 0.5, 0.0, id="nobody waits: code that releases the GIL"),
         pytest.param(evidence_of_threads(5.0, loop_cpu_seconds=4.5), 0.5, 0.35, id="calls wait for the event loop"),
         pytest.param(evidence_of_threads(delay_seconds=0.01), 0.5, 0.85, id="something blocks the loop for long"),

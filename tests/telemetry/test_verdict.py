@@ -277,14 +277,14 @@ def compute_in_numpy(number: int) -> float:
 wait = waits("wait", 0.001, concurrency=1)
 
 
-async def profile_beside(victim: Any, *, is_spinning: bool = True) -> telemetry.Profile:
+async def profile_beside(victim: Any, *, is_spinning: bool = True, items: int = ITEMS) -> telemetry.Profile:
     """Profile a node beside one that spins in a thread."""
     spinning, alone, over = ps.graph(spin), ps.graph(victim), asyncio.Event()
     until_over = itertools.takewhile(lambda _: not over.is_set(), itertools.count() if is_spinning else ())
     with telemetry.profile() as profile:
         async with asyncio.TaskGroup() as beside:
             beside.create_task(values_of(engine.stream(map(spinning, until_over))))
-            await values_of(engine.stream(alone(number) for number in range(ITEMS)))
+            await values_of(engine.stream(alone(number) for number in range(items)))
             over.set()
     return profile
 
@@ -349,9 +349,9 @@ async def test_beside_busy_processes_no_verdict_blames_the_gil_for_what_they_tak
             stack.callback(busy.kill)
         for _ in range(20):
             for node in (compute_without_the_gil, compute_alone_without_the_gil):
-                verdict = (await profile_beside(node, is_spinning=False)).verdict
+                verdict = (await profile_beside(node, is_spinning=False, items=40)).verdict
                 assert verdict.limit not in ("gil", "loop"), str(verdict)
-            verdict = (await profile_beside(sleep_in_c)).verdict
+            verdict = (await profile_beside(sleep_in_c, items=40)).verdict
             assert verdict.limit != "loop", str(verdict)
             assert verdict.limit != "gil" or verdict.node == "spin", str(verdict)
 
