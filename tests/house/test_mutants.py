@@ -168,7 +168,7 @@ MORE_MUTANTS = [Mutant(*row) for row in [
     ("saving/encoding.py", "if path[0] > _MOST_LEVELS:", "if False:",
      "tests/saving/test_encoding.py::test_what_is_refused_is_named_with_its_path_and_type"),
     # a stream of which something was read is not begun again
-    ("actors/attempts.py", "if any(reader.buffer.position for reader in attempt._readers):", "if False:",
+    ("actors/attempts.py", "and any(reader.buffer.position for reader in attempt._readers):", "and False:",
      "tests/engine/test_ends_of_streams_as_values.py"),
     ("engine/admission.py", "len(self._aside) < self._max_queue", "len(self._aside) <= self._max_queue",
      "tests/engine/test_options.py::test_max_queue_and_priority_decide_who_waits_for_a_place"),
@@ -183,8 +183,8 @@ MORE_MUTANTS = [Mutant(*row) for row in [
     # a stream holds no more values than its capacity
     ("actors/stream_buffer.py", "if len(held) >= self.capacity or", "if len(held) > self.capacity or",
      "tests/promises/test_promises_of_streams.py"),
-    # an effectful node runs although nobody reads its result
-    ("engine/planning.py", "            if effect:", "            if False:",
+    # control flow runs unless all steps in its bodies may be left out
+    ("engine/planning.py", "_is_durable(step) or any(not _why", "_is_durable(step) or all(not _why",
      "tests/engine/test_plan.py"),
     # an effect begins when the steps before it have ended
     ("engine/tracing/tracer.py", "waits = ends - read", "waits = set[int]()",
