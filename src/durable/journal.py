@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import takewhile
 from typing import Any, Final
+from uuid import uuid4
 
 from .._errors import NotStorable, OtherCall
-from ..extension import Keeper, KeptSite, encode
+from ..extension import Encoded, Keeper, KeptSite, decode, encode
 from .parts import Values
-from .store import Entry, Kind, Run
+from .store import Entry, Kind, Question, Run
 from .writer import Writer
 
 # How many turns of the loop lie between two results that a handler gets again: the code between them has come to rest,
@@ -49,6 +50,7 @@ class Journal(Keeper):
         self._states: dict[str, tuple[int, Entry]] = {}
         self._entered: set[str] = set()
         self._handlers: dict[str, _Handler] = {}
+        self._questions = {one.path: one for one in run.questions}
         self._open: set[str] = set()  # the calls of handlers that run now
         self._next = 1
         self._turn = self._turns_left = 0
@@ -184,6 +186,29 @@ class Journal(Keeper):
         self.append(path, "result", value, f"the result of {path}")
         await self._writer.room()
         return value
+
+    async def ask(self, handler: str, question: object) -> Any:
+        """Return the answer to a question, which anybody may give while the run goes on; see `Keeper`."""
+        path = self.name_of(handler, "ask", ((question,), {}))
+        asking = self._handlers[handler]
+        if path in asking.kept:
+            await asking.turn_of(path)
+            return self.values.decode(asking.kept[path].seq)
+        await asking.all_kept(path)
+        self.keep_errors(asking)
+        found = self._questions.get(path)
+        if found is None:
+            data = self.values.coded(encode(question, "the question").to_bytes())
+            found = Question(uuid4().hex, path, data, asked_at=self._writer.now())
+            self._writer.ask(self, found)
+            await self._writer.barrier(self)
+        if found.answer is None:
+            found = await self._writer.answered(self, found.token)
+        assert found.answer is not None
+        answer = decode(Encoded.from_bytes(self.values.plain(found.answer)))
+        self.keep_errors(asking)
+        self.append(path, "answer", answer, f"the answer to {path}")
+        return answer
 
     def keep_errors(self, handler: "_Handler") -> None:
         """Keep the errors that a handler has caught, since it goes on."""

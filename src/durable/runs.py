@@ -18,6 +18,7 @@ from .._errors import (
     OtherGraph,
     RunCancelled,
     RunFailed,
+    StaleAnswer,
 )
 from ..actors.accepted import POSITIVE, check
 from ..actors.tasks import start_task, uninterrupted
@@ -26,7 +27,7 @@ from ..extension import Encoded, decode, encode, kept_plan, run_kept, wirings
 from .journal import Journal, digest_of
 from .parts import Codec, Values
 from .sqlite import SQLiteStore
-from .store import ENDED, KEY, Entry, NewRun, Owner, Run, Store
+from .store import ENDED, KEY, Answer, Cancel, Entry, NewRun, Owner, Resume, Run, Store
 from .writer import Leaving, Writer
 
 R = TypeVar("R")
@@ -110,6 +111,57 @@ class Durable:
                 here.task.exception()  # marks it as retrieved, since a caller who leaves is not told
         result: R = here.task.result()
         return result
+
+    async def questions(self, key: str) -> dict[str, Any]:
+        """Return the open questions of a run, by their tokens."""
+        run, values = await self._read(key), self._values()
+        return {
+            one.token: decode(Encoded.from_bytes(values.plain(one.question)))
+            for one in run.questions
+            if one.answer is None
+        }
+
+    async def answer(self, key: str, value: object, *, token: str) -> None:
+        """Answer a question of a run, also while the run goes on in any process.
+
+        Args:
+            key: the key of the run.
+            value: the answer.
+            token: the token of the question.
+
+        Raises:
+            StaleAnswer: the question has another answer, or the run does not ask it.
+            NotStorable: the answer cannot be stored.
+        """
+        data = encode(value, "the answer").to_bytes()
+        values = self._values()
+        run = await self._store.change(key, Answer(token, values.coded(data)))
+        taken = [one.answer for one in (() if run is None else run.questions) if one.token == token]
+        if not taken or taken[0] is None or values.plain(taken[0]) != data:
+            raise StaleAnswer(f"run {key!r} does not ask this question, or has another answer to it")
+
+    async def cancel(self, key: str) -> None:
+        """Cancel a run, wherever it is; a run that has ended stays as it is."""
+        await self._store.change(key, Cancel())
+
+    async def resume(self, key: str, *, forget: str | None = None) -> None:
+        """Let a run that has failed or was cancelled go on with the next `run`; what was kept stays.
+
+        Args:
+            key: the key of the run.
+            forget: the path of a call of a handler, as an `OtherCall` names it: this entry and all later ones of the
+                handler are forgotten.
+        """
+        run, forgotten = await self._read(key), set[int]()
+        if forget is not None:
+            handler = forget.rpartition("/")[0]
+            entries = await self._store.load(run.run)
+            first = min((one.seq for one in entries if one.path == forget), default=None)
+            forgotten = {
+                one.seq for one in entries
+                if first is not None and one.seq >= first and (one.path + "/").startswith(handler + "/")
+            }  # fmt: skip
+        await self._store.change(key, Resume(tuple(forgotten)))
 
     async def _live(self, call: Call[Any], key: str, arguments: Entry, values: Values) -> Any:
         """Have the run of a key end, here or elsewhere; return its result."""
@@ -247,14 +299,18 @@ class _Changes:
 
     def __init__(self, store: Store) -> None:
         self._stream = store.changes()
-        self._next: asyncio.Future[object] | None = None
+        self._next: asyncio.Task[frozenset[int] | None] | None = None
+
+    async def _one(self) -> frozenset[int] | None:
+        return await anext(self._stream)
 
     async def wait(self) -> None:
         """Wait for a change, or for some time."""
-        self._next = self._next or asyncio.ensure_future(anext(self._stream))
-        await asyncio.wait([self._next], timeout=_LOOK_SECONDS)
-        if self._next.done():
-            self._next.result()
+        waiting = self._next or start_task(asyncio.get_running_loop(), self._one())
+        self._next = waiting
+        await asyncio.wait([waiting], timeout=_LOOK_SECONDS)
+        if waiting.done():
+            waiting.result()
             self._next = None
 
     async def close(self) -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .._errors import CheckpointError, LeaseLost
 from ..actors.tasks import start_task
-from .store import Batch, Entry, State, Store, Written
+from .store import Batch, Entry, Question, Run, State, Store, Written
 
 if TYPE_CHECKING:
     from .journal import Journal
@@ -36,6 +37,8 @@ class _Writing:
         self.on_lost = on_lost
         self.on_cancel = on_cancel
         self.entries: list[Entry] = []
+        self.questions: list[Question] = []
+        self.asked: dict[str, asyncio.Future[Question]] = {}
         self.leaving = _STAYING
         self.waiters: list[asyncio.Future[None]] = []
         self.lease_ends = 0.0
@@ -60,6 +63,7 @@ class Writer:
         self._room: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._renewal: asyncio.TimerHandle | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._offset = 0.0  # of the store's clock to that of the loop
 
     @property
@@ -84,6 +88,7 @@ class Writer:
         writing.lease_ends = self._loop.time() + self._lease_seconds
         if self._renewal is None:
             self._renewal = self._loop.call_later(self._lease_seconds / 3, self._renew)
+            self._watching = start_task(self._loop, self._watch(), name="penstock-durable-watch")
 
     def close(self, journal: "Journal") -> None:
         """Write no more for a run."""
@@ -95,6 +100,9 @@ class Writer:
         if not self._runs and self._renewal is not None:
             self._renewal.cancel()
             self._renewal = None
+            if self._watching is not None:
+                self._watching.cancel()
+                self._watching = None
 
     def add(self, journal: "Journal", entry: Entry) -> None:
         """Have an entry written with the next commit."""
@@ -103,6 +111,41 @@ class Writer:
         self._entries += 1
         self._bytes += _size(entry)
         self._wake(writing)
+
+    def ask(self, journal: "Journal", question: Question) -> None:
+        """Have a question written with the next commit."""
+        writing = self._of(journal)
+        writing.questions.append(question)
+        self._wake(writing)
+
+    async def answered(self, journal: "Journal", token: str) -> Question:
+        """Wait for the answer to a question that is kept; return the question with the answer."""
+        writing = self._of(journal)
+        future: asyncio.Future[Question] = self._loop.create_future()
+        writing.asked[token] = future
+        try:
+            self._see(writing, await self._store.read(journal.run.key))  # it may have come before
+            return await future
+        finally:
+            del writing.asked[token]
+
+    async def _watch(self) -> None:
+        """Look for cancels and answers after each change of the store."""
+        async with aclosing(self._store.changes()) as changes:
+            async for changed in changes:
+                for number, writing in list(self._runs.items()):
+                    if changed is None or number in changed:
+                        with suppress(CheckpointError):  # a write will tell
+                            self._see(writing, await self._store.read(writing.journal.run.key))
+
+    def _see(self, writing: _Writing, run: Run | None) -> None:
+        if run is None or run.cancel:
+            writing.on_cancel()
+            return
+        for question in run.questions:
+            future = writing.asked.get(question.token)
+            if future is not None and question.answer is not None and not future.done():
+                future.set_result(question)
 
     async def room(self) -> None:
         """Wait while too much waits to be written."""
@@ -163,7 +206,8 @@ class Writer:
             run, leaving = one.journal.run, one.leaving
             batches.append(Batch(
                 run=run.run, epoch=run.epoch, lease_seconds=self._lease_seconds, entries=tuple(one.entries),
-                state=leaving.state, result=leaving.result, error=leaving.error, wakes_at=leaving.wakes_at,
+                questions=tuple(one.questions), state=leaving.state, result=leaving.result, error=leaving.error,
+                wakes_at=leaving.wakes_at,
             ))  # fmt: skip
             self._forget(one)
             waiters.append(one.waiters)
@@ -211,7 +255,7 @@ class Writer:
         """Take the entries of a run out of what waits."""
         self._entries -= len(writing.entries)
         self._bytes -= sum(map(_size, writing.entries))
-        writing.entries = []
+        writing.entries, writing.questions = [], []
         room, self._room = self._room, []
         for future in room:
             if not future.done():

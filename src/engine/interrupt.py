@@ -9,6 +9,7 @@ from ..actors.current import calling_actor, enclosing_frame
 from .bodies import runs_beside_others
 from .call import RunningCall
 from .decorator import node
+from .late_steps import handler_of, path_of
 from .tracing.tracer import active
 
 
@@ -49,6 +50,12 @@ def interrupt(question: object, /) -> Awaitable[Any]:
 async def _ask(question: object, /) -> Any:
     from ..saving.durable import present
 
+    actor = calling_actor()
+    if actor is not None and actor.owner.keeps:
+        handling = handler_of(f"ps.interrupt({question!r})")
+        place = None if handling is None or handling.frame is None else handling.frame.place
+        if place is not None and handling is not None:
+            return await place.keeper.ask(path_of(place, handling), question)
     call, frame = present.get(), enclosing_frame()
     if call is None and frame is not None and any(around.waiters for around in frame.lineage()):
         raise PlanError(

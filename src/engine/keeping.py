@@ -57,6 +57,15 @@ class Keeper(ABC):
         """
 
     @abstractmethod
+    def ask(self, handler: str, question: object) -> Awaitable[Any]:
+        """Return the answer to a question that a handler asks with `penstock.interrupt`.
+
+        Args:
+            handler: the path of the handler, with the number of its attempt.
+            question: the question.
+        """
+
+    @abstractmethod
     def entered(self, path: str) -> bool:
         """Return whether something is kept below a branch, an iteration or an item, so that it is entered again."""
 

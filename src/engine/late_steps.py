@@ -69,7 +69,7 @@ def call(called: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[
     found: Any = called if isinstance(called, Graph) else as_node(called)  # pyright: ignore[reportUnknownVariableType]
     if found is None:
         raise TypeError(f"ps.call takes a node or a graph and its arguments, got {called!r}")
-    handling = _handler(found.name)
+    handling = handler_of(f"ps.call({found.name}, ...)")
     if handling is None:
         return _alone(cast("Any", called), args, kwargs)
     calls = _Calls.of(handling)
@@ -85,8 +85,11 @@ async def _alone(called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     return await settled(called(*args, **kwargs))
 
 
-def _handler(name: str) -> Handling | None:
+def handler_of(asked: str) -> Handling | None:
     """Return the handler that makes a call; None if no handler does.
+
+    Args:
+        asked: the call, for errors.
 
     Raises:
         PlanError: no handler could wait for the call.
@@ -95,7 +98,7 @@ def _handler(name: str) -> Handling | None:
     where, place = source.get(), no_item.get()
     if place is not None or is_in_owner():
         place = place or "while a stateful node starts or ends, or in a task of its own"
-        raise PlanError(f"ps.call({name}, ...) was called {place}; call it in an `async def` node of one item")
+        raise PlanError(f"{asked} was called {place}; call it in an `async def` node of one item")
     if where is None:
         return None
     position = where if isinstance(where, Position) else where.position
@@ -104,18 +107,21 @@ def _handler(name: str) -> Handling | None:
         if handling is None:
             return None
     else:
-        handling = where if isinstance(where, Handling) else position_outside(position, f"ps.call({name}, ...)")
+        handling = where if isinstance(where, Handling) else position_outside(position, asked)
     frame = handling.frame
     if handling.actor.bound._links or (frame is not None and frame.group.loop is not asyncio._get_running_loop()):
         raise PlanError(
-            f"ps.call({name}, ...) was called in a thread or in a plain `def`, which cannot wait for the call: call it "
+            f"{asked} was called in a thread or in a plain `def`, which cannot wait for the call: call it "
             "in an `async def` node"
         )
     if frame is None or not handling.is_present:
-        raise UnknownItemError(
-            f"ps.call({name}, ...) was called in a task whose handler has ended; await the task in the handler"
-        )
+        raise UnknownItemError(f"{asked} was called in a task whose handler has ended; await the task in the handler")
     return handling
+
+
+def path_of(place: Place, handling: Handling) -> str:
+    """Return the path of a handler in a run whose steps are kept, with the number of its attempt."""
+    return place.of(handling.actor.name) + (f"@{handling.attempt}" if handling.attempt > 1 else "")
 
 
 class _Calls:
@@ -156,7 +162,7 @@ class _Calls:
     ) -> Coroutine[Any, Any, Any]:
         """Have the keeper of the run make the call, or give its kept outcome."""
         keeper: Keeper = place.keeper
-        handler = place.of(handling.actor.name) + (f"@{handling.attempt}" if handling.attempt > 1 else "")
+        handler = path_of(place, handling)
         path, is_alone = keeper.name_of(handler, called.name, (args, kwargs)), is_node(called)
         inside = Place(keeper, path if is_alone else path + "/", is_alone)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock._errors import OtherCall, OtherGraph
+from penstock._errors import OtherCall, OtherGraph, RunCancelled
 from penstock.durable.runs import Durable
 from penstock.durable.sqlite import MemoryStore, SQLiteStore
 from penstock.durable.store import Store
@@ -255,3 +255,83 @@ def test_eight_parallel_steps_share_a_commit() -> None:
     store = Counting()
     assert len(next_life(store, eight([*"abcdefgh"]))) == 8
     assert store.writes <= 3
+
+
+@ps.node
+async def approved(text: str) -> list[Any]:
+    return [*await asyncio.gather(ps.interrupt({"pay": text}), ps.call(fetch, text))]
+
+
+@ps.graph
+async def two_questions(names: list[str]) -> list[Any]:
+    answers = await ps.map_each(approved, names)
+    return [answers, await ps.interrupt("sure?")]
+
+
+def test_questions_are_answered_by_any_process_while_the_run_goes_on_and_after_a_crash() -> None:
+    async def main() -> Any:
+        store = MemoryStore()
+        one, other = Durable(store), Durable(store)
+        running = asyncio.ensure_future(one.run(two_questions(["x", "y"]), key="k"))
+        await asyncio.sleep(10)
+        assert ran == ["fetch x", "fetch y"]  # a question ends nothing
+        asked = await other.questions("k")
+        assert sorted(question["pay"] for question in asked.values()) == ["x", "y"]
+        for token, question in asked.items():
+            await other.answer("k", f"{question['pay']}?", token=token)
+            await other.answer("k", f"{question['pay']}?", token=token)  # the same once more
+            with pytest.raises(ps.StaleAnswer):
+                await other.answer("k", "another one", token=token)
+        await asyncio.sleep(1)
+        [(token, question)] = (await other.questions("k")).items()
+        assert question == "sure?"
+        running.cancel()
+        await asyncio.wait([running])
+        await other.answer("k", True, token=token)
+        return await other.run(two_questions(["x", "y"]), key="k")
+
+    assert run_virtual(main, timeout_seconds=1000) == [[["x?", "page of x"], ["y?", "page of y"]], True]
+    assert ran == ["fetch x", "fetch y"]
+
+
+def test_another_process_cancels_a_run_and_lets_it_go_on() -> None:
+    async def main() -> Any:
+        store = MemoryStore()
+        one, other = Durable(store), Durable(store)
+        running = asyncio.ensure_future(one.run(shopping("x"), key="k"))
+        await asyncio.sleep(10)
+        assert ran[-1] == "hang paid page of x"
+        began = asyncio.get_running_loop().time()
+        await other.cancel("k")
+        with pytest.raises(RunCancelled):
+            await running
+        assert asyncio.get_running_loop().time() - began < 1
+        with pytest.raises(RunCancelled):
+            await one.run(shopping("x"), key="k")
+        await other.resume("k")
+        return await one.run(shopping("x"), key="k")
+
+    assert run_virtual(main, timeout_seconds=1000) == "paid page of x"
+    assert ran == ["fetch x", "pay page of x", "hang paid page of x", "hang paid page of x"]
+
+
+def test_what_an_other_call_names_can_be_forgotten() -> None:
+    chosen = ["a"]
+
+    @ps.node
+    async def chooses(text: str) -> str:
+        return await ps.call(hang, await ps.call(fetch, chosen[0]))
+
+    async def main() -> Any:
+        durable = Durable(store)
+        with pytest.raises(OtherCall) as refused:
+            await durable.run(call, key="order-1")
+        path = str(refused.value).partition("forget='")[2].partition("'")[0]
+        await durable.resume("order-1", forget=path)
+        return await durable.run(call, key="order-1")
+
+    store, call = MemoryStore(), ps.graph(chooses)("x")
+    first_life(store, call)
+    chosen[0] = "b"
+    assert run_virtual(main, timeout_seconds=10_000) == "page of b"
+    assert ran == ["fetch a", "hang page of a", "---", "fetch b", "hang page of b"]

@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 import penstock as ps
+from penstock._errors import RunCancelled
 from penstock.durable.runs import Durable
 from penstock.durable.sqlite import MemoryStore
 from penstock.durable.store import Batch, Store
@@ -28,6 +29,9 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.values: dict[str, Any] = {}  # of each step that may differ: what its last run has given
+        self.answers: dict[str, str] = {}  # that handlers have got
+        self.given: dict[str, set[str]] = {}  # some of them just when a process was killed
+        self.tokens: dict[str, str] = {}
         self.winners: dict[str, int] = {}
         self.effects: dict[str, list[tuple[str, str, int]]] = {}  # arguments, key and life
         self.kept: set[str] = set()  # idempotency keys of kept results
@@ -212,6 +216,8 @@ async def performed(script: list[Op], text: str) -> str:
             text = f"{text} {await ps.call(asked_and_paid, token)}"
         elif op == "agent":
             text = f"{text} {await ps.call(agent, token, more[0])}"
+        elif op == "question":
+            text = f"{text} {await asked(token, text)}"
         elif op == "try":
             try:
                 text = f"{text} {await ps.call(flaky, token)}"
@@ -225,6 +231,28 @@ async def performed(script: list[Op], text: str) -> str:
         else:
             text = f"{text} {await raced(token, more[0])}"
     return text
+
+
+async def asked(token: str, text: str) -> str:
+    if world.is_oracle:
+        return str(world.values[token])
+    answer = world.values[token] = await ps.interrupt([token, text])
+    if world.answers.setdefault(token, answer) != answer or answer not in world.given[token]:
+        world.wrong.append(f"{token} got the answers {answer} and {world.answers[token]}, of {world.given[token]}")
+    return str(answer)
+
+
+async def answering(durable: Durable) -> None:
+    """Answers questions, as another process does."""
+    while True:
+        await asyncio.sleep(world.random.choice([0.05, 0.5, 2.0]))
+        with contextlib.suppress(RunCancelled):  # it has not begun
+            for token, question in (await durable.questions(KEY)).items():
+                if world.tokens.setdefault(question[0], token) != token:
+                    world.wrong.append(f"{question[0]} is asked again, with another token")
+                answer = f"answer {world.random.randrange(100)}"
+                world.given.setdefault(question[0], set()).add(answer)
+                await durable.answer(KEY, answer, token=token)
 
 
 async def raced(token: str, scripts: list[list[Op]]) -> str:
@@ -342,7 +370,7 @@ async def branched(state: State) -> str:
 
 def script_of(chance: random.Random, token: str, depth: int = 0) -> list[Op]:
     """Returns a random script."""
-    ops = ["ask", "ask", "pay", "try", "graph", "rest"] + ["gather", "race", "agent"] * (depth < 2)
+    ops = ["ask", "ask", "pay", "try", "graph", "rest", "question"] + ["gather", "race", "agent"] * (depth < 2)
     script: list[Op] = []
     for number in range(chance.randrange(1, 5 - depth)):
         op, name = chance.choice(ops), f"{token}/{number}"
@@ -413,11 +441,13 @@ async def one_life(store: Store, program: Any, chance: random.Random, kill: int)
     world.steps = 0
     world.kill_at = chance.randrange(1, 60) if kill == 0 else 0
     mortal = MortalStore(store, chance.randrange(1, 25) if kill > 0 else 0, behind=kill == 1)
-    durable = Durable(mortal)
+    durable = Durable(mortal, lease_seconds=2)
     running = asyncio.ensure_future(durable.run(program, key=KEY))
+    other = asyncio.ensure_future(answering(Durable(store)))
     dying = asyncio.ensure_future(world.dead.wait())
     await asyncio.wait([running, dying], return_when="FIRST_COMPLETED")
     dying.cancel()
+    other.cancel()
     if world.dead.is_set():
         running.cancel()
         with contextlib.suppress(BaseException):

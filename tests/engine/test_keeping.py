@@ -37,6 +37,9 @@ class Remembering(Keeper):
     async def call(self, handler: str, path: str, run: Callable[[], Awaitable[Any]]) -> Any:
         return await run()
 
+    async def ask(self, handler: str, question: object) -> Any:
+        return f"{handler} asks {question}"
+
     def entered(self, path: str) -> bool:
         return any(one.startswith(path) for one in self.kept)
 
