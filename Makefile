@@ -207,7 +207,7 @@ test-backends: $(VENV)/.dev .backends/phoenix/.stamp .backends/mlflow/.stamp .ba
 	@touch $@
 
 KAFKA := $(if $(and $(shell command -v java),$(shell command -v mvn)),jars,kafka)
-KAFKA_TESTS := tests/backends/test_kafka.py tests/backends/test_consumer_ends.py tests/consume/test_kafka.py -k "not fake"
+KAFKA_TESTS := tests/backends/test_kafka.py tests/backends/test_consumer_ends.py tests/consume/test_kafka.py -k "not fake" -m "not long"
 
 test-kafka: $(VENV)/.dev .backends/$(KAFKA)/.stamp
 	@echo "$(if $(filter jars,$(KAFKA)),consumers of a real Kafka,NOT A REAL KAFKA, for want of Java or Maven: consumers of Tansu)"

@@ -177,15 +177,15 @@ class Kafka(Source):
             await held.given(self._offsets)
 
         async def revoked(_: object, partitions: Iterable[Any]) -> None:
+            # Too early for the end of its session, so another member has taken its place.
+            held_seconds = asyncio.get_running_loop().time() - self._given_at
+            is_replaced = self._consumer._coordinator.generation < 0 and held_seconds < session_seconds
             await held.taken_away(partitions, self._drain_seconds)
             if self._offsets:
                 logs.info(
                     "consume.taken_away", group=self._settings["group_id"], partitions=sorted(map(label, self._offsets))
                 )
-            # Too early for the end of its session, so another member has taken its place.
-            held_seconds = asyncio.get_running_loop().time() - self._given_at
-            is_replaced = self._offsets and self._consumer._coordinator.generation < 0
-            if is_replaced and name is not None and held_seconds < session_seconds:
+            if self._offsets and is_replaced and name is not None:
                 held._on_error(
                     OptionsError(f"another member of the group has group_instance_id={name!r}: each needs its own")
                 )

@@ -21,11 +21,11 @@ TESTS = Path(__file__).parents[1]
 USES = {
     "actors/test_threads.py": 1,
     "backends/broker.py": 3,
-    "backends/ending_consumer.py": 1,
+    "backends/ending_consumer.py": 2,
     "backends/kafka_consumer.py": 2,
     "backends/sent.py": 3,
     "backends/slow_requests.py": 1,
-    "backends/test_consumer_ends.py": 1,
+    "backends/test_consumer_ends.py": 5,
     "backends/server.py": 3,
     "backends/test_kafka.py": 4,
     "bad_days/process_nodes.py": 1,
