@@ -4,6 +4,7 @@ Further promises of processes alone are in `bad_days/test_threads_and_processes.
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,8 @@ from tests.bad_days import process_nodes
 from tests.cluster.test_ray import outcomes  # noqa: F401 - the fixture: one Ray runs all scenarios
 from tests.runtime import hedged_process
 from tests.tracing import Tracing, attributes_of
-from tests.workers.both import BOTH
+from tests.workers import jobs
+from tests.workers.both import BOTH, act, note
 
 SCENARIOS = pytest.mark.parametrize("scenario", BOTH, ids=lambda one: one.__name__)
 
@@ -90,3 +92,27 @@ async def test_a_process_that_loses_is_not_killed(
     assert ended == begun
     assert attributes_of(tracing.named("one_is_slow")[-1])[names.PROCESS_PID] == winner
     assert "ended span" not in caplog.text  # the attempt that has lost returns after the span of the step
+
+
+async def test_calls_of_a_higher_priority_begin_earlier(tmp_path: Path) -> None:
+    path, noting, holding = tmp_path / "noted", ps.node(runs_on="process")(jobs.note), ps.node(runs_on="process")(note)
+    async with engine.Engine(max_processes=1) as e, e.deploy(ps.graph(noting), ps.graph(holding)) as service:
+        first = asyncio.create_task(service.run(ps.graph(holding)(str(tmp_path), 0, "go on")))
+        await testing.wait_quiescent()
+        calls = [(service.run(ps.graph(noting)(str(path), number), priority=number % 3)) for number in range(9)]
+        others = [asyncio.create_task(call) for call in calls]
+        await testing.wait_quiescent()
+        (tmp_path / "go on").touch()
+        await asyncio.gather(first, *others)
+    begun = [int(line.split()[0]) for line in path.read_text().splitlines()]
+    assert begun == sorted(range(9), key=lambda number: (-(number % 3), number))
+
+
+async def test_the_processes_of_the_default_engine_end_with_its_last_scope() -> None:
+    acting = ps.graph(ps.node(runs_on="process")(act))
+    async with engine.deploy(acting):
+        worker = await engine.run(acting(""))
+        assert await engine.run(acting("")) == worker
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+    assert await engine.run(acting("")) != worker
