@@ -340,7 +340,7 @@ MORE_MUTANTS = [Mutant(*row) for row in [
     ("workers/process.py", "if not self.calls or self.calls[0].number != number:", "if not self.calls:",
      "tests/bad_days/test_threads_and_processes.py::test_a_worker_whose_answers_belong_to_no_call_is_killed"),
     ("workers/worker.py", "            if os.getpid() != _worker:\n                end_forked(None)\n", "",
-     "tests/bad_days/test_threads_and_processes.py::test_a_process_that_a_handler_has_forked_answers_nothing"),
+     "tests/workers/test_both.py::test_a_process_that_a_handler_has_forked_answers_nothing"),
     ("telemetry/logs.py", "except BaseException as broken:", "except KeyboardInterrupt as broken:",
      "tests/telemetry/test_spans.py::test_an_error_without_a_text_is_the_one_that_is_raised"),
 ]]  # fmt: skip
