@@ -607,10 +607,11 @@ class Pipeline(OpenStream):
         if self._span is not None:
             window = self.window
             cancelled = window.cancelled + window.expired
-            spans.end_stream(
-                self._span, outcome, error, items=window.submitted, failed=window.failed - cancelled,
-                skipped=self.skipped, cancelled=cancelled,
-            )  # fmt: skip
+            counts = {
+                names.STREAM_ITEMS: window.submitted, names.STREAM_FAILED: window.failed - cancelled,
+                names.STREAM_SKIPPED: self.skipped, names.STREAM_CANCELLED: cancelled,
+            }  # fmt: skip
+            spans.end_run(self._span, outcome, error, counts)
         self._scope.engine.stream_closed(self)
         if self._options.collect_metrics:
             metrics.registry.closed(self)

@@ -366,22 +366,25 @@ def waited(span: Span | None, attribute: str, since: float) -> None:
         told(span.set_attribute, attribute, perf_counter() - since)
 
 
-def end_run(span: Span | None, outcome: str, error: BaseException | None = None) -> None:
-    """End the span of a call or of a job of a device, if there is one.
+def end_run(
+    span: Span | None, outcome: str, error: BaseException | None = None, counts: Mapping[str, int] | None = None
+) -> None:
+    """End the span of a call, a stream or a job of a device, if there is one.
 
     Args:
         span: the span.
         outcome: done, failed, cancelled, expired, interrupted or refused.
         error: the error of the call; None if there was none.
+        counts: further attributes, such as how many items a stream had.
     """
     if span is not None and not isinstance(span, NonRecordingSpan):
-        told(_end_run, span, outcome, error)
+        told(_end_run, span, outcome, error, counts or {})
 
 
-def _end_run(span: Span, outcome: str, error: BaseException | None) -> None:
+def _end_run(span: Span, outcome: str, error: BaseException | None, counts: Mapping[str, int]) -> None:
     try:
         if span.is_recording():
-            span.set_attribute(names.OUTCOME, outcome)
+            span.set_attributes({names.OUTCOME: outcome, **counts})
             if error is not None and outcome not in ("cancelled", "interrupted"):
                 record_error(span, error)
     finally:
@@ -416,36 +419,6 @@ def item_skipped(span: Span | None, graph: str, item: int, error: BaseException 
     """Add an event to the span of a stream: an item was skipped."""
     if span is not None and is_recorded(span):
         told(span.add_event, names.ITEM_SKIPPED, {names.GRAPH: graph, names.ITEM: item, **about_error(error)})
-
-
-def end_stream(
-    span: Span | None,
-    outcome: str,
-    error: BaseException | None,
-    *,
-    items: int,
-    failed: int,
-    skipped: int,
-    cancelled: int,
-) -> None:
-    """End the span of a stream, if there is one.
-
-    Args:
-        span: the span.
-        outcome: the outcome, as for a call; cancelled if the reader has left before the end of the stream.
-        error: the error that ended the whole stream; None if there was none.
-        items: how many items were started.
-        failed: how many of these items failed.
-        skipped: how many of the failed items were skipped.
-        cancelled: how many of these items were cancelled or expired, as when the reader leaves.
-    """
-    if span is not None and is_recorded(span):
-        counts = {
-            names.STREAM_ITEMS: items, names.STREAM_FAILED: failed, names.STREAM_SKIPPED: skipped,
-            names.STREAM_CANCELLED: cancelled,
-        }  # fmt: skip
-        told(span.set_attributes, counts)
-    end_run(span, outcome, error)
 
 
 # OpenAI's responses and Anthropic's messages have the first name, OpenAI's chat completions and embeddings the second.
