@@ -29,7 +29,7 @@ from .measures import MALFORMED, measured
 from .protocol import NAME, APIError, Base, ChatRequest, CompletionRequest, EmbeddingsRequest, Request, error_of, parsed
 from .responses import Response as ResponsesAnswer
 from .responses import ResponsesRequest
-from .upstreams import Upstream, asks_upstreams
+from .upstreams import Upstream, can_be_asked, upstreams_of
 
 # The name of the API key of the request that is handled now, for a deployment whose graph takes only messages.
 _caller: ContextVar[str | None] = ContextVar("penstock_serving_caller", default=None)
@@ -63,7 +63,7 @@ class _Model:
 
     def __init__(self, name: str, given: Any) -> None:
         self.name = name
-        self.is_upstream = asks_upstreams(given)
+        self.upstreams = upstreams_of(given)
         self.service: Any = cast("Any", given) if isinstance(given, engine.Service) else None
         made: Any = cast("Any", given) if self.service is None else self.service.graphs[0]
         made = given.chat if isinstance(given, Upstream) else made
@@ -85,13 +85,19 @@ class _Model:
         call = self.graph(*(None for _ in self.parameters))
         return bool(self.service.stream(call, events=_NoEvent).gives_values)
 
+    @property
+    def state(self) -> str:
+        """The state of its deployment; "down" if that is ready, but no server of its upstreams looks well."""
+        state = "starting" if self.service is None else self.service.state
+        return "down" if state == "ready" and self.upstreams and not any(map(can_be_asked, self.upstreams)) else state
+
     def call(self, request: Base) -> Any:
         """Return the call for a request; for embeddings, a list with a call for each text.
 
         Raises:
             APIError: the model does not serve this kind of request, or cannot honour a field.
         """
-        if not self.is_upstream:
+        if not self.upstreams:
             if isinstance(request, EmbeddingsRequest) is not self.is_embeddings:
                 kind = "a model for embeddings" if self.is_embeddings else "no model for embeddings"
                 raise APIError(400, f"model: {self.name!r} is {kind}", "model")
@@ -295,8 +301,8 @@ class Application(Starlette):
         return JSONResponse(_shown(self._model(http.path_params["name"]).name))
 
     async def _ready(self, http: HTTPRequest) -> Response:
-        states = {name: "starting" if one.service is None else one.service.state for name, one in self._models.items()}
-        is_ready = all(state == "ready" for state in states.values())
+        states = {name: one.state for name, one in self._models.items()}
+        is_ready = {*states.values()} <= {"ready", "down"} and "ready" in states.values()
         return JSONResponse(states, 200 if is_ready else 503, {} if is_ready else retry_after_header(None))
 
     async def _metrics(self, http: HTTPRequest) -> Response:

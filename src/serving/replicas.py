@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Self
 
+from .. import retry_after
 from .._errors import retry_after_header
 from ..actors.accepted import POSITIVE, check, whole
 from .answers import as_json
 from .protocol import APIError, UpstreamError
 
+_BUSY: Final = (429, 503)
+_BUSY_SECONDS: Final = 0.5  # for a server that does not say how long
 _PREFIXES: Final = 16_000  # beginnings of conversations that are remembered; some 150 bytes each
 # In simulations, 1.25 and 2 more kept nine tenths of the cached tokens, and no server had twice the mean.
 _BOUND: Final = 1.25
@@ -23,7 +26,7 @@ class Breaker:
     """A circuit breaker: `async with breaker:` raises an error at once if what is inside has failed too often.
 
     When the time is over, all may try again until one of them has failed. Errors of the request itself, and callers who
-    leave, count as neither.
+    leave, count as neither; nor does a server that is busy, with the status 429 or 503.
 
     Args:
         failures: after how many failures in a row it refuses.
@@ -58,12 +61,17 @@ class Breaker:
             raise UpstreamError(503, "It has failed too often, and was not asked.", headers=headers)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Count the outcome."""
-        is_failure = kind is not None and issubclass(kind, Exception)
-        if kind is None or (is_failure and (issubclass(kind, UpstreamError) or not issubclass(kind, APIError))):
+        is_failure = is_broken(error) if isinstance(error, APIError) else isinstance(error, Exception)
+        if error is None or is_failure:
             self.failed = self.failed + 1 if is_failure else 0
             self._until = asyncio.get_running_loop().time() + self.seconds
+
+
+def is_broken(error: APIError) -> bool:
+    """Whether an error says that a server has failed, and is not only busy."""
+    return isinstance(error, UpstreamError) and error.status not in _BUSY
 
 
 @dataclass(eq=False)
@@ -74,6 +82,8 @@ class Replica:
         url: its base URL.
         in_flight: how many requests are on their way to it.
         breaker: refuses what would fail, and says so as `breaker.is_open`.
+        is_down: whether its last check has failed, or nobody listens at its URL.
+        busy_until: until when it has asked for no requests, in seconds of the clock of the loop.
         prompt_tokens: how many tokens the prompts had that it has answered.
         cached_tokens: how many of these it had in its cache, as it says.
         expected_tokens: how many of these were expected in its cache, because it has answered the same conversation.
@@ -82,9 +92,32 @@ class Replica:
     url: str
     breaker: Breaker
     in_flight: int = 0
+    is_down: bool = field(default=False, init=False)
+    busy_until: float = field(default=0.0, init=False)
     prompt_tokens: int = field(default=0, init=False)
     cached_tokens: int = field(default=0, init=False)
     expected_tokens: int = field(default=0, init=False)
+
+
+def best_of(replicas: Sequence[Replica], asked: Sequence[Replica]) -> list[Replica]:
+    """Return the servers to choose from: the best, by what is known against them; if all look down, these.
+
+    Args:
+        replicas: all servers.
+        asked: the servers that earlier attempts of the call have asked.
+    """
+    now = asyncio.get_running_loop().time()
+    known = [(one.breaker.is_open, one.is_down, one in asked, one.busy_until > now) for one in replicas]
+    best = min(known)
+    return [one for one, against in zip(replicas, known, strict=True) if against == best]
+
+
+def note_busy(replica: Replica, error: APIError) -> None:
+    """Keep further requests away from a server that has answered with 429 or 503, for as long as it says."""
+    if isinstance(error, UpstreamError) and error.status in _BUSY:
+        seconds = retry_after(error)
+        now = asyncio.get_running_loop().time()
+        replica.busy_until = now + (_BUSY_SECONDS if seconds is None else seconds)
 
 
 def count_tokens(replica: Replica, usage: Any, share: float) -> None:

@@ -1,9 +1,10 @@
 """Servers of models that speak OpenAI's protocol, and engines of models in this process, as nodes."""
 
+import asyncio
 import inspect
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from time import perf_counter
@@ -15,19 +16,25 @@ import httpx
 
 from .. import Node, current, node
 from .._errors import OptionsError, UnknownItemError
-from ..actors.accepted import NOT_NEGATIVE, POSITIVE, check, whole
+from ..actors.accepted import NOT_NEGATIVE, POSITIVE, check, optional, whole
+from ..telemetry import logs
 from .answers import Delta, Passed, as_json
 from .measures import Asked
-from .protocol import Base, ChatRequest, EmbeddingsRequest, Request, UpstreamError, completed
+from .protocol import APIError, Base, ChatRequest, EmbeddingsRequest, Request, UpstreamError, completed
 from .reading import chunk_of, parts_of
-from .replicas import Breaker, Prefix, Replica, Router, count_tokens
+from .replicas import Breaker, Prefix, Replica, Router, best_of, count_tokens, note_busy
 
 _NOTES: Final = 10_000  # calls without an answer that are remembered; some 200 bytes each
 _MAX_ANSWER_BYTES: Final = 64 << 20  # some images in base64, or a thousand embeddings in decimals
 _AT_ONCE_SECONDS: Final = 1.0
 _url_of: Final = lru_cache(1000)(httpx.URL)  # which takes httpx a while to parse
 
+_MAX_CHECK_SECONDS: Final = 30.0
+_LATE_SECONDS: Final = 2.0
+_FAILED: Final = 500
+
 Messages = list[dict[str, Any]]
+Part = tuple[bytes, dict[str, Any] | None]
 
 
 @dataclass(eq=False, repr=False)
@@ -46,26 +53,89 @@ class Upstream:
     _prefix: Callable[[Request], Hashable] | None
     _router: Router
     _max_answer_bytes: int
+    _first_seconds: float | None
+    _check_seconds: float | None
 
     def __post_init__(self) -> None:
         self._asked: OrderedDict[Hashable, list[Replica]] = OrderedDict()  # by call, until it has its answer
         self._order = [*self.replicas]  # the server that was asked last is the last one
         # Not a client of httpx: what it does beside that, such as cookies, takes a third of a request.
         self._client: httpx.AsyncHTTPTransport | None = None
-        self._users = 0
+        self._users = self._entered = 0
+        self._probe: httpx.AsyncHTTPTransport | None = None
+        self._checks: list[asyncio.Task[None]] = []
+        self._doubts: dict[Replica, asyncio.Event] = {}  # by server: set to have it checked at once
 
     async def __aenter__(self) -> Self:
-        """Keep connections open until the end of the block; without that, only while a request is on its way."""
-        self._users += 1
-        self._client = self._client or self._make_client()
+        """Keep connections open and check the servers until the end of the block."""
+        self._hold()
+        self._entered += 1
+        if self._entered == 1 and self._check_seconds is not None:
+            self._probe = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_keepalive_connections=0), trust_env=False)
+            self._checks = [asyncio.create_task(self._watch(one)) for one in self.replicas]
         return self
 
     async def __aexit__(self, *error: object) -> None:
         """Close the connections, unless they are in use elsewhere."""
+        self._entered -= 1
+        if not self._entered and self._probe is not None:
+            checks, self._checks, probe, self._probe = self._checks, [], self._probe, None
+            for check_ in checks:
+                check_.cancel()
+            await asyncio.gather(*checks, return_exceptions=True)
+            self._doubts.clear()
+            for replica in self.replicas:
+                replica.is_down = False  # nobody would find out that it is well again
+            await probe.aclose()
+        await self._release()
+
+    def _hold(self) -> httpx.AsyncHTTPTransport:
+        """Return the client, which stays open until `_release`: without `async with`, as long as a request."""
+        self._users += 1
+        self._client = self._client or self._make_client()
+        return self._client
+
+    async def _release(self) -> None:
         self._users -= 1
         if not self._users and self._client is not None:
             client, self._client = self._client, None
             await client.aclose()
+
+    async def _watch(self, replica: Replica) -> None:
+        """Check a server again and again; while it is down less often, but soon after a request found it up or down."""
+        assert self._check_seconds is not None
+        doubted = self._doubts[replica] = asyncio.Event()
+        pause = self._check_seconds
+        while True:
+            doubted.clear()
+            is_alive = await self._is_alive(replica)
+            if replica.is_down is is_alive:
+                (logs.info if is_alive else logs.warning)("serving.server", url=replica.url, is_down=not is_alive)
+            if is_alive and replica.is_down:
+                replica.breaker.failed = 0
+            replica.is_down = not is_alive
+            pause = self._check_seconds if is_alive else min(2 * pause, max(_MAX_CHECK_SECONDS, self._check_seconds))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await doubted.wait()
+
+    async def _is_alive(self, replica: Replica) -> bool:
+        """Ask a server for its health; an answer that comes late counts as none."""
+        assert self._probe is not None
+        asked = httpx.Request("GET", f"{replica.url.removesuffix('/v1')}/health", headers=self._headers)
+        try:
+            async with asyncio.timeout(_LATE_SECONDS):
+                response = await self._probe.handle_async_request(asked)
+                await response.aclose()
+            return response.status_code < _FAILED
+        except (httpx.HTTPError, OSError, ValueError):  # a TimeoutError is an OSError
+            return False
+
+    def _doubt(self, replica: Replica, error: Exception) -> None:
+        """Have a server checked soon, because a request has found it unreachable or silent."""
+        if replica in self._doubts and not replica.is_down:
+            replica.is_down = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            self._doubts[replica].set()
 
     @node
     async def chat(self, messages: Messages, request: Request | None = None) -> AsyncIterator[Delta]:
@@ -89,8 +159,7 @@ class Upstream:
         replica, share = self._choose(messages, request, call)
         path, body = _passed_on(messages, request, self._model)
         is_stream = bool(getattr(request, "stream", request is None))
-        async with replica.breaker, self:
-            assert self._client is not None
+        async with replica.breaker:
             asked = Asked(replica.url, self._model or (request.model if request is not None else ""))
             headers = {**self._headers, **asked.headers}
             url, extensions = _url_of(f"{replica.url}/{path}"), {"timeout": self._timeouts}
@@ -98,25 +167,41 @@ class Upstream:
             replica.in_flight += 1
             usage: Any = None
             try:
-                async with (
-                    asked,
-                    aclosing(await _send(self._client, sent)) as response,
-                    aclosing(parts_of(response, self._max_answer_bytes, is_stream=is_stream)) as parts,
-                ):
-                    asked.answered(response.status_code)
-                    async for data, chunk in parts:
+                async with asked, aclosing(self._parts(sent, asked, is_stream=is_stream)) as parts:
+                    async with asyncio.timeout(self._first_seconds if is_stream else None):
+                        part = await anext(parts, None)
+                    while part is not None:
+                        data, chunk = part
                         asked.gave(data, chunk)
                         if b'"cached_tokens"' in data:
                             usage = (chunk or chunk_of(data)).get("usage")
                         yield Passed(data, chunk)
+                        part = await anext(parts, None)
                 self._asked.pop(call, None)
                 count_tokens(replica, usage, share)
-            except httpx.TimeoutException as error:
+            except (httpx.TimeoutException, TimeoutError) as error:
+                self._doubt(replica, error)
                 raise UpstreamError(504, "The upstream does not answer.") from error
             except httpx.HTTPError as error:
+                self._doubt(replica, error)
                 raise UpstreamError(502, "The upstream cannot be reached, or has broken off.") from error
+            except APIError as error:
+                note_busy(replica, error)
+                raise
             finally:
                 replica.in_flight -= 1
+
+    async def _parts(self, sent: httpx.Request, asked: Asked, *, is_stream: bool) -> AsyncGenerator[Part]:
+        """Send a request, and yield the parts of its answer."""
+        client = self._hold()
+        try:
+            async with aclosing(await _send(client, sent)) as response:
+                asked.answered(response.status_code)
+                async with aclosing(parts_of(response, self._max_answer_bytes, is_stream=is_stream)) as parts:
+                    async for part in parts:
+                        yield part
+        finally:
+            await self._release()
 
     def _choose(self, messages: Messages, request: Base | None, call: Hashable) -> tuple[Replica, float]:
         """Return the server for a request, and the share of the prompt that it probably has in its cache.
@@ -124,12 +209,8 @@ class Upstream:
         A server that an earlier attempt of the call has asked is the last choice. Embeddings, of which nothing is
         cached, go to the idlest server; servers that are as idle take turns.
         """
-        well = [one for one in self._order if not one.breaker.is_open] or self._order
         asked = self._asked.get(call, [])
-        if fresh := [one for one in well if one not in asked]:
-            well = fresh
-        else:
-            asked = []
+        well = best_of(self._order, asked)
         if isinstance(request, EmbeddingsRequest):
             chosen, share = min(well, key=lambda one: one.in_flight), 0.0
         elif self._prefix is not None and isinstance(request, Request):
@@ -141,7 +222,7 @@ class Upstream:
         else:
             chosen, share = well[0], 0.0
         if call is not None:
-            _note(self._asked, call, [*asked, chosen])
+            _note(self._asked, call, [chosen] if chosen in asked else [*asked, chosen])
         self._order.sort(key=lambda one: one is chosen)
         return chosen, share
 
@@ -158,6 +239,8 @@ def upstream(
     imbalance: int = 2,
     breaker: Breaker | None = None,
     max_answer_bytes: int = _MAX_ANSWER_BYTES,
+    first_seconds: float | None = None,
+    check_seconds: float | None = 2.0,
 ) -> Upstream:
     """Return a server of a model, or several that serve the same, such as vLLM, SGLang and llama.cpp.
 
@@ -176,6 +259,10 @@ def upstream(
         imbalance: how many more requests in flight than 1.25 times the mean of all servers that server may have.
         breaker: when a server is not asked; a copy for each. By default for 5 seconds after 3 failures in a row.
         max_answer_bytes: how large a whole answer, or an event of a stream, may be, in bytes; a larger one is an error.
+        first_seconds: how long the first part of a stream may take; None for no limit but `timeout_seconds`.
+        check_seconds: how often each server is asked for `/health` while the upstream is entered. A server that does
+            not answer within 2 seconds, or answers 500 or more, gets no requests while others are well. While a server
+            is down, it is asked less often, down to every 30 seconds. None for no checks.
 
     Returns:
         The upstream.
@@ -196,6 +283,8 @@ def upstream(
     check("timeout_seconds", timeout_seconds, POSITIVE)
     check("imbalance", imbalance, NOT_NEGATIVE)
     check("max_answer_bytes", max_answer_bytes, whole(1))
+    check("first_seconds", first_seconds, optional(POSITIVE))
+    check("check_seconds", check_seconds, optional(POSITIVE))
 
     # uvicorn closes a connection after 5 idle seconds: a request that comes in that moment would find the server down.
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=2)
@@ -204,7 +293,10 @@ def upstream(
     headers = {"content-type": "application/json", "accept-encoding": "identity", **key}
     replicas = tuple(Replica(url.rstrip("/"), replace(breaker or Breaker())) for url in urls)
     make_client = partial(httpx.AsyncHTTPTransport, limits=limits, trust_env=False)
-    return Upstream(replicas, model, make_client, headers, timeouts, prefix, Router(imbalance), max_answer_bytes)
+    router = Router(imbalance)
+    return Upstream(
+        replicas, model, make_client, headers, timeouts, prefix, router, max_answer_bytes, first_seconds, check_seconds
+    )  # fmt: skip
 
 
 def _call() -> Hashable:
@@ -223,12 +315,18 @@ def _note(notes: OrderedDict[Any, Any], key: Hashable, value: object) -> None:
         notes.popitem(last=False)
 
 
-def asks_upstreams(model: Any) -> bool:
-    """Whether a model is an upstream, or its node with a policy by which no other code can answer."""
+def upstreams_of(model: Any) -> list[Upstream]:
+    """Return the upstreams that a model asks: itself, or a node with a policy by which no other code can answer."""
     if not isinstance(model, Node):
-        return isinstance(model, Upstream)
-    is_alone = model.policy.failover is None or asks_upstreams(model.policy.failover)
-    return isinstance(model.bound_to, Upstream) and model.policy.fallback is None and is_alone
+        return [model] if isinstance(model, Upstream) else []
+    others = [] if model.policy.failover is None else upstreams_of(model.policy.failover)
+    is_alone = model.policy.fallback is None and (model.policy.failover is None or others)
+    return [model.bound_to, *others] if isinstance(model.bound_to, Upstream) and is_alone else []
+
+
+def can_be_asked(upstream: Upstream) -> bool:
+    """Whether a server of an upstream looks well."""
+    return any(not (one.is_down or one.breaker.is_open) for one in upstream.replicas)
 
 
 async def _send(client: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:

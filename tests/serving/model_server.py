@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +14,7 @@ CUT = 2  # words of an answer that is cut
 ERRORS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "busy": ("429 Too Many Requests", {"error": {"message": "busy"}}, ["Retry-After: 0"]),
     "busy for long": ("429 Too Many Requests", {"error": {"message": "busy"}}, ["Retry-After: 60"]),
+    "overloaded": ("503 Service Unavailable", {"error": {"message": "overloaded"}}, []),
     "fails": ("500 Internal Server Error", {"error": {"message": "internal"}}, []),
     "rejects": ("400 Bad Request", {"error": {"message": "no such thing", "param": "seed", "code": "x"}}, []),
     "no path": ("404 Not Found", {"detail": "Not Found"}, []),
@@ -33,6 +35,8 @@ class ModelServer:
         headers: their headers.
         open: how many requests it has now.
         usage: what its answers say of tokens.
+        health: the status of its health.
+        checks: how often it was asked for its health.
     """
 
     def __init__(self, plan: str = "good") -> None:
@@ -41,6 +45,7 @@ class ModelServer:
         self.headers: list[dict[str, str]] = []
         self.open = 0
         self.usage: dict[str, Any] = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+        self.health, self.checks = 200, 0
         self.hanging: list[asyncio.StreamWriter] = []
         self.resumed = asyncio.Event()
 
@@ -62,7 +67,11 @@ class ModelServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                _, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
+                asked, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
+                if asked.startswith("GET"):
+                    self.checks += 1
+                    writer.write(b"HTTP/1.1 %d Told\r\nConnection: close\r\nContent-Length: 0\r\n\r\n" % self.health)
+                    return
                 headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
                 self.headers.append(headers)
                 self.bodies.append(body := json.loads(await reader.readexactly(int(headers["content-length"]))))
@@ -131,3 +140,27 @@ class ModelServer:
         if plan == "no JSON":
             parts.insert(1, "data: oops\n\n")
         return [*parts, "data: [DONE]\n\n"]
+
+
+class InAProcess(ModelServer):
+    """Takes a while for an answer, and prints what it is asked, up to the first chat."""
+
+    def plan_of(self, body: dict[str, Any]) -> str:
+        if len(self.bodies) == 1:
+            print("chat", flush=True)
+        return str(body.get("user", "good"))
+
+    async def has_changed(self) -> None:
+        if not self.bodies:
+            print("check", flush=True)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def serve(self, port: int) -> None:
+        async with await asyncio.start_server(self._connected, "127.0.0.1", port, backlog=1024) as server:
+            print(server.sockets[0].getsockname()[1], flush=True)
+            await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(InAProcess().serve(int(sys.argv[1])))

@@ -81,7 +81,7 @@ class Raw:
 async def behind(server: Raw, **options: Any) -> AsyncIterator[tuple[Any, serving.Upstream]]:
     """Give a client of OpenAI that asks the server through models: "m" as it is, and "read" through a graph."""
     async with server.listening() as url:
-        up = serving.upstream(url, **{"breaker": serving.Breaker(failures=10_000), **options})
+        up = serving.upstream(url, **{"breaker": serving.Breaker(failures=10_000), "check_seconds": None, **options})
 
         @ps.node
         async def texts(parts: AsyncIterator[serving.Delta]) -> AsyncIterator[str]:
@@ -125,7 +125,7 @@ async def test_an_error_is_the_requests_or_the_servers_wherever_it_stands(place:
             before = up.replicas[0].breaker.failed
             with pytest.raises(openai.APIError, match="so it is") as raised:
                 await said(ask, model, stream=place != "whole")
-            assert up.replicas[0].breaker.failed == before + (not is_own)
+            assert up.replicas[0].breaker.failed == before + (not is_own and status not in (429, 503))
             told: Any = raised.value
             if place != "late event":  # behind a status that was sent before
                 assert told.status_code == (status if is_own or status in (429, 503) else 502)
@@ -142,7 +142,7 @@ async def test_an_error_without_a_number_is_known_by_its_kind() -> None:
             with pytest.raises(openai.APIStatusError) as raised:
                 await said(ask)
             assert raised.value.status_code == expected
-        assert up.replicas[0].breaker.failed == 2
+        assert up.replicas[0].breaker.failed == 1  # a server at its limit is busy, not down
 
 
 ERRORS: dict[str, bytes] = {
@@ -199,7 +199,9 @@ async def test_what_is_no_answer_is_a_failure_of_the_server_and_fails_over() -> 
     openai = pytest.importorskip("openai")
     bad, good = Raw(b""), Raw(json.dumps(whole()).encode(), JSON)
     async with bad.listening() as one, good.listening() as two:
-        first, second = (serving.upstream(url, breaker=serving.Breaker(failures=10_000)) for url in (one, two))
+        first, second = (
+            serving.upstream(url, breaker=serving.Breaker(failures=10_000), check_seconds=None) for url in (one, two)
+        )
         models = {"alone": first, "safe": first.chat.with_policy(failover=second.chat)}
         async with asking(models, parts=[second]) as http, client(http.base_url) as ask:
             for body in NO_ANSWERS:

@@ -207,7 +207,7 @@ async def test_a_request_on_a_connection_that_the_server_closes_is_sent_again(
         return number < answered
 
     async with keeping_connections(answers) as url:
-        small = serving.upstream(url, breaker=serving.Breaker(failures=9))
+        small = serving.upstream(url, breaker=serving.Breaker(failures=9), check_seconds=None)
         async with asking({"small": small}, parts=[small]) as http:
             statuses = [(await chat(http, "small")).status_code for _ in expected]
     # A request that failed on a new connection is not sent again: the request may be what breaks the server.
@@ -225,7 +225,7 @@ async def test_a_request_that_ends_its_connections_is_sent_twice_at_most() -> No
         await has_all.wait()  # so that each of the first requests has a connection of its own
         return len(asked) <= CLIENTS
 
-    async with keeping_connections(answers) as url, serving.upstream(url) as small:
+    async with keeping_connections(answers) as url, serving.upstream(url, check_seconds=None) as small:
         await asyncio.gather(*(_read(small) for _ in range(CLIENTS)))
         with pytest.raises(serving.UpstreamError, match="broken off"):
             await _read(small)
@@ -406,6 +406,8 @@ async def test_an_engine_in_the_process_is_a_node_and_a_reader_who_leaves_aborts
         lambda: serving.upstream("10.0.0.1:8000"),
         lambda: serving.upstream("http://x/v1", timeout_seconds=0),
         lambda: serving.upstream("http://x/v1", imbalance=-1),
+        lambda: serving.upstream("http://x/v1", first_seconds=0),
+        lambda: serving.upstream("http://x/v1", check_seconds=True),
         lambda: serving.upstream("http://x:99999/v1"),
         lambda: serving.upstream("http://x/v1", api_key="schlüssel"),
     ],
