@@ -147,7 +147,7 @@ def sizes() -> None:
 
 
 def encoding() -> None:
-    values, last = Values(), list[dict[str, str]]()
+    values, last, took = Values(), list[dict[str, str]](), 0.0
     for seq, last in enumerate(growing(1732, 9999)):
         begin = time.process_time()
         values.encode(last, "state", seq)
@@ -168,7 +168,7 @@ async def many_entries(path: Path) -> None:
             for seq in range(first, first + 2000)
         ]
         await store.write([Batch(run=run.run, epoch=1, entries=entries)])
-    del values, entries
+    del values
     before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     loaded = Values()
     loaded.add(await SQLiteStore(path).load(run.run))
@@ -197,7 +197,7 @@ async def many_keys(path: Path) -> None:
         times = list[float]()
         for _ in range(5):
             begin = time.perf_counter()
-            await store.list(**wanted)  # type: ignore[arg-type]
+            await store.list(**wanted)
             times.append(time.perf_counter() - begin)
         slowest = max(slowest, statistics.median(times))
     told("the slowest list of 50 in 100,000 keys, ms", 1000 * slowest, 20)
