@@ -21,7 +21,7 @@ from ..telemetry import logs
 from .answers import Delta, Passed, as_json
 from .measures import Asked
 from .protocol import APIError, Base, ChatRequest, EmbeddingsRequest, Request, UpstreamError, completed
-from .reading import chunk_of, parts_of
+from .reading import chunk_of, failure, parts_of
 from .replicas import Breaker, Prefix, Replica, Router, best_of, count_tokens, note_busy
 
 _NOTES: Final = 10_000  # calls without an answer that are remembered; some 200 bytes each
@@ -370,7 +370,13 @@ def _passed_on(messages: Messages, request: Base | None, model: str | None) -> t
 
 
 def engine(
-    model: Any, /, *, prompt: Callable[[Messages], Any], params: Callable[[Request | None], Any], concurrency: int = 256
+    model: Any,
+    /,
+    *,
+    prompt: Callable[[Messages], Any],
+    params: Callable[[Request | None], Any],
+    options: Callable[[Request | None], dict[str, Any]] = lambda _: {},
+    concurrency: int = 256,
 ) -> Node[..., Any]:
     """Return a node of an engine in this process, such as vLLM's `AsyncLLM`.
 
@@ -378,24 +384,38 @@ def engine(
         model: an object with `generate(prompt, params, request_id)`, which gives outputs asynchronously whose
             `outputs[0]` has the `text` so far, `token_ids` and `finish_reason`; and with `abort(request_id)`.
         prompt: returns the prompt for messages, such as `tokenizer.apply_chat_template`.
-        params: returns the parameters of sampling for a request.
+        params: returns the parameters of sampling for a request. If their `output_kind` is DELTA, each output has only
+            the further text.
+        options: returns further keywords of `generate` for a request, such as its priority.
         concurrency: how many requests the engine has at a time.
 
     Returns:
-        A node of messages and request, which gives the answer in parts. A reader that leaves aborts its request.
+        A node of messages and request, which gives the answer in parts. A reader that leaves aborts its request. Log
+        probabilities are refused. An error of the engine with a number as `http_status`, such as vLLM's, is answered
+        with that status.
     """
 
     @node(concurrency=concurrency)
     async def generate(messages: Messages, request: Request | None = None) -> AsyncIterator[Delta]:
-        name, said, is_done = uuid4().hex, 0, False
+        if getattr(request, "logprobs", None) or getattr(request, "top_logprobs", None):
+            raise APIError(400, "logprobs: the model cannot honour this", "logprobs", "unsupported_value")
+        name, said, written, is_done = uuid4().hex, 0, 0, False
+        sampling = params(request)
+        is_delta = getattr(getattr(sampling, "output_kind", None), "name", None) == "DELTA"
         try:
-            async for output in model.generate(prompt(messages), params(request), name):
+            async for output in model.generate(prompt(messages), sampling, name, **options(request)):
                 one = output.outputs[0]
                 asked = len(getattr(output, "prompt_token_ids", None) or ())
-                usage = {"prompt_tokens": asked, "completion_tokens": len(one.token_ids)}
+                written = len(one.token_ids) + (written if is_delta else 0)
+                usage = {"prompt_tokens": asked, "completion_tokens": written}
                 is_done = one.finish_reason is not None
                 yield Delta(one.text[said:], finish_reason=one.finish_reason, usage=usage)
-                said = len(one.text)
+                said = 0 if is_delta else len(one.text)
+        except Exception as error:  # of the engine, whose classes are its own
+            status = getattr(error, "http_status", None)
+            if isinstance(error, APIError) or not isinstance(status, int) or not 400 <= status < 600:
+                raise
+            raise failure(status, {"message": str(error)}) from error
         finally:
             if not is_done:
                 aborted = model.abort(name)

@@ -399,6 +399,37 @@ async def test_an_engine_in_the_process_is_a_node_and_a_reader_who_leaves_aborts
     assert (len(outputs.running), len(outputs.aborted)) == (0, 1)
 
 
+async def test_an_engine_says_what_is_wrong_and_may_give_only_the_further_text() -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Deltas(Outputs):
+        async def generate(self, prompt: str, params: Any, request_id: str, **options: Any) -> AsyncIterator[Any]:
+            seen.append(options)
+            if status := options["priority"]:
+                error = RuntimeError("too long")
+                error.http_status = status  # type: ignore[attr-defined]
+                raise error
+            for text, reason in (("a", None), ("bc", "stop")):
+                one = SimpleNamespace(text=text, token_ids=[1] * len(text), finish_reason=reason)
+                yield SimpleNamespace(outputs=[one], prompt_token_ids=[1, 2])
+
+    node = serving.engine(
+        Deltas(),
+        prompt=lambda messages: "p",
+        params=lambda request: SimpleNamespace(output_kind=SimpleNamespace(name="DELTA")),
+        options=lambda request: {"priority": request.seed if request else 0},
+    )
+    async with asking({"llm": node}) as http:
+        answer = (await chat(http, "llm", seed=0)).json()
+        assert (answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]) == ("abc", 3)
+        for status, told in ((400, 400), (422, 422), (503, 503), (500, 502)):
+            refused = await chat(http, "llm", seed=status)
+            assert (refused.status_code, refused.json()["error"]["message"]) == (told, "too long")
+        scored = await chat(http, "llm", seed=0, logprobs=True)
+        assert (scored.status_code, scored.json()["error"]["param"]) == (400, "logprobs")
+    assert [one["priority"] for one in seen] == [0, 400, 422, 503, 500]
+
+
 @pytest.mark.parametrize(
     "make",
     [
