@@ -118,7 +118,7 @@ class Journal(Keeper):
         """Keep that an effect has begun, behind everything that has ended before."""
         if path.partition("{")[0] not in self._begun:
             self.append(path, "begun", digest_of(arguments), path)
-        await self._writer.barrier(self)
+        await self._writer.barrier(self.run)
 
     def _returned(self, path: str) -> None:
         """Check that a handler that has returned has made each call that it has made in its first life."""
@@ -200,10 +200,10 @@ class Journal(Keeper):
         if found is None:
             data = self.values.coded(encode(question, "the question").to_bytes())
             found = Question(uuid4().hex, path, data, asked_at=self._writer.now())
-            self._writer.ask(self, found)
-            await self._writer.barrier(self)
+            self._writer.ask(self.run, found)
+            await self._writer.barrier(self.run)
         if found.answer is None:
-            found = await self._writer.answered(self, found.token)
+            found = await self._writer.answered(self.run, found.token)
         assert found.answer is not None
         answer = decode(Encoded.from_bytes(self.values.plain(found.answer)))
         self.keep_errors(asking)
@@ -233,7 +233,7 @@ class Journal(Keeper):
         encoded, parts = self.values.encode(value, name, seq)
         self._next += 1
         turn = self.moment() if moment is None else moment
-        self._writer.add(self, Entry(seq, path, kind, turn, self._writer.now(), encoded, parts))
+        self._writer.add(self.run, Entry(seq, path, kind, turn, self._writer.now(), encoded, parts))
         return seq
 
     def moment(self) -> int:

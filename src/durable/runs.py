@@ -243,7 +243,7 @@ class _Life:
 
     async def run(self, call: Call[Any], plan: Plan, entries: Sequence[Entry]) -> Any:
         """Run the call, and leave the run with its outcome."""
-        self._writer.open(self._journal, self._stop, lambda: self._stop(self._cancelled))
+        self._writer.open(self._journal.run, self._stop, lambda: self._stop(self._cancelled))
         try:
             try:
                 value = await self._value(call, plan, entries)
@@ -260,7 +260,7 @@ class _Life:
                 self._task.uncancel()
             raise self._stopped from error
         finally:
-            self._writer.close(self._journal)
+            self._writer.close(self._journal.run)
 
     async def _value(self, call: Call[Any], plan: Plan, entries: Sequence[Entry]) -> Any:
         run = self._journal.run
@@ -273,7 +273,7 @@ class _Life:
 
     async def _leave(self, leaving: Leaving) -> None:
         self._is_leaving = True
-        await uninterrupted(self._writer.barrier(self._journal, leaving))
+        await uninterrupted(self._writer.barrier(self._journal.run, leaving))
 
     async def _leave_after(self, error: BaseException) -> None:
         """Leave the run after an error; if the lease is lost or the store has failed, do nothing."""

@@ -3,14 +3,11 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from .._errors import CheckpointError, LeaseLost
 from ..actors.tasks import start_task
 from .store import Batch, Entry, Question, Run, State, Store, Written
-
-if TYPE_CHECKING:
-    from .journal import Journal
 
 # What may wait to be written before steps wait: some seconds of commits, or memory that a process can spare.
 _MOST_ENTRIES: Final = 1000
@@ -32,8 +29,8 @@ _STAYING: Final = Leaving()
 class _Writing:
     """What is to be written of one run, and who waits for that."""
 
-    def __init__(self, journal: "Journal", on_lost: Callable[[Exception], None], on_cancel: Callable[[], None]) -> None:
-        self.journal = journal
+    def __init__(self, run: Run, on_lost: Callable[[Exception], None], on_cancel: Callable[[], None]) -> None:
+        self.run = run
         self.on_lost = on_lost
         self.on_cancel = on_cancel
         self.entries: list[Entry] = []
@@ -75,28 +72,28 @@ class Writer:
         """Return the time of the store, as far as it is known here, in seconds since 1970."""
         return self._loop.time() + self._offset
 
-    def open(self, journal: "Journal", on_lost: Callable[[Exception], None], on_cancel: Callable[[], None]) -> None:
+    def open(self, run: Run, on_lost: Callable[[Exception], None], on_cancel: Callable[[], None]) -> None:
         """Write for a run from now on.
 
         Args:
-            journal: its journal.
+            run: the run, as this process has claimed it.
             on_lost: called with the reason if nothing more can be written.
             on_cancel: called if somebody has cancelled the run.
         """
-        self._offset = journal.run.now - self._loop.time()
-        self._runs[journal.run.run] = writing = _Writing(journal, on_lost, on_cancel)
+        self._offset = run.now - self._loop.time()
+        self._runs[run.run] = writing = _Writing(run, on_lost, on_cancel)
         writing.lease_ends = self._loop.time() + self._lease_seconds
         if self._renewal is None:
             self._renewal = self._loop.call_later(self._lease_seconds / 3, self._renew)
             self._watching = start_task(self._loop, self._watch(), name="penstock-durable-watch")
 
-    def close(self, journal: "Journal") -> None:
+    def close(self, run: Run) -> None:
         """Write no more for a run."""
-        writing = self._runs.pop(journal.run.run, None)
+        writing = self._runs.pop(run.run, None)
         if writing is not None:
             self._forget(writing)
-            self._release(writing, LeaseLost(f"run {journal.run.key!r} has ended here"))
-        self._dirty.pop(journal.run.run, None)
+            self._release(writing, LeaseLost(f"run {run.key!r} has ended here"))
+        self._dirty.pop(run.run, None)
         if not self._runs and self._renewal is not None:
             self._renewal.cancel()
             self._renewal = None
@@ -104,27 +101,27 @@ class Writer:
                 self._watching.cancel()
                 self._watching = None
 
-    def add(self, journal: "Journal", entry: Entry) -> None:
+    def add(self, run: Run, entry: Entry) -> None:
         """Have an entry written with the next commit."""
-        writing = self._of(journal)
+        writing = self._of(run)
         writing.entries.append(entry)
         self._entries += 1
         self._bytes += _size(entry)
         self._wake(writing)
 
-    def ask(self, journal: "Journal", question: Question) -> None:
+    def ask(self, run: Run, question: Question) -> None:
         """Have a question written with the next commit."""
-        writing = self._of(journal)
+        writing = self._of(run)
         writing.questions.append(question)
         self._wake(writing)
 
-    async def answered(self, journal: "Journal", token: str) -> Question:
+    async def answered(self, run: Run, token: str) -> Question:
         """Wait for the answer to a question that is kept; return the question with the answer."""
-        writing = self._of(journal)
+        writing = self._of(run)
         future: asyncio.Future[Question] = self._loop.create_future()
         writing.asked[token] = future
         try:
-            self._see(writing, await self._store.read(journal.run.key))  # it may have come before
+            self._see(writing, await self._store.read(run.key))  # it may have come before
             return await future
         finally:
             del writing.asked[token]
@@ -136,7 +133,7 @@ class Writer:
                 for number, writing in list(self._runs.items()):
                     if changed is None or number in changed:
                         with suppress(CheckpointError):  # a write will tell
-                            self._see(writing, await self._store.read(writing.journal.run.key))
+                            self._see(writing, await self._store.read(writing.run.key))
 
     def _see(self, writing: _Writing, run: Run | None) -> None:
         if run is None or run.cancel:
@@ -154,34 +151,34 @@ class Writer:
             self._room.append(future)
             await future
 
-    async def barrier(self, journal: "Journal", leaving: Leaving = _STAYING) -> None:
+    async def barrier(self, run: Run, leaving: Leaving = _STAYING) -> None:
         """Wait until everything that a run has to keep is kept, and the run is known to be this process's.
 
         Args:
-            journal: the journal of the run.
+            run: the run, as this process has claimed it.
             leaving: how this process leaves the run with that commit.
 
         Raises:
             LeaseLost: another process has the run, or may have it.
             CheckpointError: the store has failed.
         """
-        writing = self._of(journal)
+        writing = self._of(run)
         writing.leaving = leaving
         future = self._loop.create_future()
         writing.waiters.append(future)
         self._wake(writing)
         await future
         if leaving is _STAYING and self._loop.time() >= writing.lease_ends:
-            raise LeaseLost(f"run {journal.run.key!r}: the lease is over, so another process may have the run")
+            raise LeaseLost(f"run {run.key!r}: the lease is over, so another process may have the run")
 
-    def _of(self, journal: "Journal") -> _Writing:
-        writing = self._runs.get(journal.run.run)
-        if writing is None or writing.journal is not journal or writing.lost is not None:
-            raise (writing and writing.lost) or LeaseLost(f"run {journal.run.key!r} has ended here")
+    def _of(self, run: Run) -> _Writing:
+        writing = self._runs.get(run.run)
+        if writing is None or writing.run is not run or writing.lost is not None:
+            raise (writing and writing.lost) or LeaseLost(f"run {run.key!r} has ended here")
         return writing
 
     def _wake(self, writing: _Writing) -> None:
-        self._dirty[writing.journal.run.run] = writing
+        self._dirty[writing.run.run] = writing
         if self._task is None:
             self._task = start_task(self._loop, self._write_all(), name="penstock-durable-writer")
 
@@ -203,7 +200,7 @@ class Writer:
         batches: list[Batch] = []
         waiters: list[list[asyncio.Future[None]]] = []
         for one in writings:
-            run, leaving = one.journal.run, one.leaving
+            run, leaving = one.run, one.leaving
             batches.append(Batch(
                 run=run.run, epoch=run.epoch, lease_seconds=self._lease_seconds, entries=tuple(one.entries),
                 questions=tuple(one.questions), state=leaving.state, result=leaving.result, error=leaving.error,
@@ -229,7 +226,7 @@ class Writer:
         self, writing: _Writing, waiters: "list[asyncio.Future[None]]", outcome: Written, began: float
     ) -> None:
         if outcome.state is None:
-            key = writing.journal.run.key
+            key = writing.run.key
             self._lose(writing, waiters, LeaseLost(f"run {key!r}: another process has taken it over, and goes on"))
             return
         writing.lease_ends = began + self._lease_seconds
