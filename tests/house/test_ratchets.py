@@ -13,23 +13,23 @@ import pytest
 from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
-    ".": Figures(lines=1555, largest_file=574, slots=0, branches=9, broad_excepts=5),
-    "_cli": Figures(lines=1108, largest_file=287, slots=0, branches=9, broad_excepts=3),
-    "actors": Figures(lines=8035, largest_file=639, slots=28, branches=38, broad_excepts=32),
-    "advice": Figures(lines=1485, largest_file=393, slots=0, branches=12, broad_excepts=3),
-    "cluster": Figures(lines=2030, largest_file=465, slots=4, branches=13, broad_excepts=11),
-    "consume": Figures(lines=1559, largest_file=441, slots=0, branches=14, broad_excepts=5),
-    "data": Figures(lines=1965, largest_file=655, slots=0, branches=11, broad_excepts=6),
-    "devices": Figures(lines=6863, largest_file=743, slots=18, branches=13, broad_excepts=10),
-    "durable": Figures(lines=2400, largest_file=700, slots=20, branches=20, broad_excepts=5),
-    "engine": Figures(lines=14801, largest_file=754, slots=20, branches=23, broad_excepts=32),
+    ".": Figures(lines=873, largest_file=424, slots=0, branches=9, broad_excepts=2),
+    "_cli": Figures(lines=408, largest_file=137, slots=0, branches=9, broad_excepts=0),
+    "actors": Figures(lines=6112, largest_file=488, slots=28, branches=38, broad_excepts=18),
+    "advice": Figures(lines=785, largest_file=243, slots=0, branches=12, broad_excepts=0),
+    "cluster": Figures(lines=1342, largest_file=318, slots=4, branches=13, broad_excepts=9),
+    "consume": Figures(lines=857, largest_file=296, slots=0, branches=14, broad_excepts=2),
+    "data": Figures(lines=1265, largest_file=505, slots=0, branches=11, broad_excepts=3),
+    "devices": Figures(lines=6054, largest_file=588, slots=14, branches=13, broad_excepts=7),
+    "durable": Figures(lines=2133, largest_file=626, slots=0, branches=18, broad_excepts=4),
+    "engine": Figures(lines=14136, largest_file=609, slots=20, branches=23, broad_excepts=29),
     "insight": Figures(lines=2086, largest_file=465, slots=0, branches=15, broad_excepts=0),
-    "saving": Figures(lines=2534, largest_file=708, slots=0, branches=20, broad_excepts=5),
-    "serving": Figures(lines=2167, largest_file=467, slots=2, branches=22, broad_excepts=4),
-    "studio": Figures(lines=3664, largest_file=508, slots=0, branches=13, broad_excepts=4),
-    "telemetry": Figures(lines=4631, largest_file=669, slots=8, branches=15, broad_excepts=7),
-    "workers": Figures(lines=1500, largest_file=500, slots=12, branches=20, broad_excepts=11),
-    "testing": Figures(lines=1204, largest_file=304, slots=1, branches=5, broad_excepts=4),
+    "saving": Figures(lines=1868, largest_file=592, slots=0, branches=20, broad_excepts=2),
+    "serving": Figures(lines=1653, largest_file=322, slots=2, branches=18, broad_excepts=2),
+    "studio": Figures(lines=2964, largest_file=358, slots=0, branches=13, broad_excepts=1),
+    "telemetry": Figures(lines=1863, largest_file=402, slots=8, branches=13, broad_excepts=4),
+    "testing": Figures(lines=504, largest_file=154, slots=1, branches=5, broad_excepts=1),
+    "workers": Figures(lines=1175, largest_file=437, slots=0, branches=16, broad_excepts=9),
 }
 
 # Test files of each folder that import a name that is not public.
@@ -49,7 +49,7 @@ TESTS_OF_INTERNALS = {
 }
 
 # How far a figure may be below its limit before the limit must be lowered.
-SLACK = {"lines": 9000, "largest_file": 700, "slots": 30, "branches": 40, "broad_excepts": 30}
+SLACK = {"lines": 50, "largest_file": 20}
 
 
 def test_each_folder_has_limits_and_is_no_larger_than_it_was() -> None:  # one test, since to count takes seconds
