@@ -6,7 +6,7 @@ from pathlib import Path
 from penstock import engine
 
 SOURCE = Path(engine.__file__).parents[1]
-PAGE = Path(__file__).parents[2] / "docs/decisions/0029-what-a-fast-path-is-worth.md"
+PAGE = Path(__file__).parents[2] / "docs/decisions/0032-what-a-fast-path-is-worth.md"
 
 
 def marks() -> list[tuple[str, frozenset[str]]]:

@@ -38,7 +38,7 @@ PUBLIC = {
 
 # The most names of `extension`, the contract. A new name is a decision; an attribute of an object of the contract is
 # better. The number may only shrink.
-CONTRACT = 48
+CONTRACT = 44
 
 # Common helpers, at most eight. They know nothing of graphs, so a separate package could copy them.
 HELPERS = {
