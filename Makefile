@@ -18,7 +18,7 @@ NEWEST_PYTHON ?= $(shell for python in python3.12 python3.13 python3.14 $$(pyenv
 # versions of JAX can: compiled programs, donated and placed arrays, meshes, and values that are computed wrongly. How
 # devices are shared, how batches form and what random worlds promise is the same code on each version.
 NEWEST_TESTS := tests/runtime tests/bad_days/test_engines_and_deployments.py $(wildcard tests/engine/*streams_as_values.py) \
-	tests/advice/test_platform_status.py \
+	tests/advice/test_platform_status.py tests/engine/test_staleness.py \
 	$(patsubst %,tests/promises/test_promise%.py,_1_one_outcome _5_cancelled_items _6_nothing_outlives_its_scope \
 		_7_nothing_blocks_the_loop _8_imports s_of_streams) \
 	$(patsubst %,tests/devices/test_%.py,buffers compile_cache device_actors device_nodes donated_states mesh_nodes \

@@ -68,6 +68,22 @@ async def test_a_notebook_cell_that_is_run_again() -> None:
     assert await engine.run(third(1)) == 21
 
 
+limits = types.SimpleNamespace(most=1)
+
+
+@ps.graph
+async def beside_a_comprehension(x: int) -> int:
+    return add(x, sum([1 * limits for limits in (1, 2)]) + limits.most)
+
+
+async def test_a_name_that_is_also_a_variable_of_a_comprehension(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await engine.run(beside_a_comprehension(0)) == 4
+    monkeypatch.setattr(limits, "most", 10)
+    assert await engine.run(beside_a_comprehension(0)) == 13
+    monkeypatch.setattr(sys.modules[__name__], "limits", types.SimpleNamespace(most=20))
+    assert await engine.run(beside_a_comprehension(0)) == 23
+
+
 async def test_a_call_without_caching_hides_no_change_from_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await engine.run(search("a")) == "real a"
     monkeypatch.setattr(sys.modules[__name__], "fetch", ps.node(fake))

@@ -204,11 +204,11 @@ def _paths(function: FunctionType, receiver: str | None) -> Iterator[_Path]:
     """Yield the names that a body and the functions inside it load, with their attributes where the source shows them.
 
     A name of the code object that the source does not mention counts without attributes: there may be no source, or the
-    file was edited. Names that are found needlessly do no harm.
+    file was edited. Names that are found needlessly do no harm: a variable of a comprehension may have the name of a
+    global that is loaded as well.
     """
     code = function.__code__
     used = {name for inner in codes_of(code) for name in inner.co_names}  # global names and attributes
-    outside = used.difference(code.co_varnames, code.co_cellvars)
     location, mentioned = locate(function), set[str]()
     for written in () if location is None else location.names:
         # In a class, Python gives a name such as `__limit` the name of the class in front.
@@ -218,7 +218,7 @@ def _paths(function: FunctionType, receiver: str | None) -> Iterator[_Path]:
             yield _Path("local", names)
         elif names[0] in code.co_freevars:
             yield _Path("closure", names)
-        elif names[0] in outside:
+        elif names[0] in used:
             yield _Path("global", names)
     yield from (_Path("global", (name,)) for name in sorted(used - mentioned))
     yield from (_Path("closure", (name,)) for name in code.co_freevars if name not in mentioned)
