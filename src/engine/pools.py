@@ -126,8 +126,10 @@ class Pools:
 
     async def close_with_scopes(self) -> None:
         """End the pools that end with the last scope of a default Engine; the next use opens new ones."""
-        while self._with_scopes:
-            await self._others.pop(self._with_scopes.pop()).aclose()
+        closing = [self._others.pop(name) for name in self._with_scopes]
+        self._with_scopes.clear()  # before the first wait: a scope that begins meanwhile opens pools of its own
+        for pool in closing:
+            await pool.aclose()
 
     async def close(self) -> None:
         """End the pools of other floors and the threads; wait until their handlers return."""
