@@ -159,6 +159,8 @@ class ProcessPool(ThreadOwner):
             if not future.done() or future.cancelled():
                 self._cancel(call)
             self._futures.discard(future)
+            # They refer to the arguments, which a call that was cancelled must not keep until it is next in line.
+            call.begun = call.took = None
             del call, future  # breaks a cycle: an error of the call refers to this stack frame
 
     def statistics(self) -> ProcessPoolStatistics:

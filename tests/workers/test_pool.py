@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from penstock._errors import EngineClosedError, WorkerDied
 from penstock.workers import messages
 from penstock.workers.messages import process_target
 from penstock.workers.pool import ProcessPool
-from tests.kit import outcomes
+from tests.kit import outcomes, without_the_collector
 from tests.workers import jobs
 
 STATM = Path("/proc/self/statm")
@@ -270,6 +272,25 @@ async def test_cancelling_kills_the_worker_and_another_takes_its_place(pool: Pro
     assert not exists(worker)
     after = pool.statistics()
     assert (after.killed, after.died, after.completed) == (before.killed + 1, 0, before.completed + 1)
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_keeps_nothing(pool: ProcessPool, door: Door) -> None:
+    blocked = asyncio.create_task(call(pool, jobs.block, door.path))
+    await door.running_pid()
+    with without_the_collector():
+        array = np.zeros(2)
+        kept = weakref.ref(array)
+        work = pool.run(process_target(jobs.pid), (array,), {}, begun=partial(id, array), took=partial(max, array))
+        waiting = asyncio.create_task(work)
+        del array, work
+        await asyncio.sleep(0)
+        waiting.cancel()
+        assert await outcomes(waiting) == [asyncio.CancelledError]
+        del waiting
+        while kept() is not None:  # a thread may be about to pickle it
+            await asyncio.sleep(0)
+    blocked.cancel()
+    assert await outcomes(blocked) == [asyncio.CancelledError]
 
 
 # Calls that are sent ahead to a worker
