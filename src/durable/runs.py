@@ -91,7 +91,8 @@ class Durable:
         """
         check("key", key, KEY, "run(")
         values, digest = self._values(), digest_of((call.arguments, {}))
-        here = self._here.get(key)
+        while (here := self._here.get(key)) is not None and here.is_leaving:
+            await asyncio.wait([here.task])
         if here is None:
             arguments = Entry(0, digest, "arguments", 0, 0.0, *values.encode([*call.arguments], "the arguments", 0))
             loop = asyncio.get_running_loop()
@@ -104,9 +105,12 @@ class Durable:
         finally:
             here.callers -= 1
             if not here.callers and self._here.get(key) is here:
-                del self._here[key]
+                here.is_leaving = True
                 here.task.cancel()
-                await uninterrupted(asyncio.wait([here.task]))
+                try:
+                    await uninterrupted(asyncio.wait([here.task]))
+                finally:
+                    del self._here[key]
             if not here.callers and not here.task.cancelled():
                 here.task.exception()  # marks it as retrieved, since a caller who leaves is not told
         result: R = here.task.result()
@@ -336,6 +340,7 @@ class _Here:
         self.digest = digest
         self.task = task
         self.callers = 0
+        self.is_leaving = False
 
 
 def _refuse_others(key: str, graph: str, digest: str, call: Call[Any], own: str) -> None:

@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Final, NamedTuple
 
 from .._errors import CheckpointError, LeaseLost
 from ..actors.tasks import start_task
+from ..telemetry import logs
 from .store import Batch, Entry, Question, Run, State, Store, Written
 
 # What may wait to be written before steps wait: some seconds of commits, or memory that a process can spare.
 _MOST_ENTRIES: Final = 1000
 _MOST_BYTES: Final = 16 << 20
+_LISTEN_AGAIN_SECONDS: Final = 1.0  # after the store could not tell its changes
 
 
 class Leaving(NamedTuple):
@@ -128,12 +130,16 @@ class Writer:
 
     async def _watch(self) -> None:
         """Look for cancels and answers after each change of the store."""
-        async with aclosing(self._store.changes()) as changes:
-            async for changed in changes:
-                for number, writing in list(self._runs.items()):
-                    if changed is None or number in changed:
-                        with suppress(CheckpointError):  # a write will tell
-                            self._see(writing, await self._store.read(writing.run.key))
+        while True:
+            try:
+                async with aclosing(self._store.changes()) as changes:
+                    async for changed in changes:  # the first is None, so what has come meanwhile is seen
+                        for number, writing in list(self._runs.items()):
+                            if changed is None or number in changed:
+                                self._see(writing, await self._store.read(writing.run.key))
+            except Exception as error:  # noqa: BLE001 - whatever a store raises: answers must not wait for ever
+                logs.warning("durable.store_not_heard", error=repr(error), again_in_seconds=_LISTEN_AGAIN_SECONDS)
+            await asyncio.sleep(_LISTEN_AGAIN_SECONDS)
 
     def _see(self, writing: _Writing, run: Run | None) -> None:
         if run is None or run.cancel:
@@ -215,7 +221,10 @@ class Writer:
             for one, waiting in zip(writings, waiters, strict=True):
                 self._lose(one, waiting, CheckpointError("the writer of durable runs was cancelled"))
             raise
-        except CheckpointError as error:
+        except Exception as raised:  # noqa: BLE001 - whatever a store raises: the runs must not wait for ever
+            error = (
+                raised if isinstance(raised, CheckpointError) else CheckpointError(f"the store has failed: {raised!r}")
+            )
             for one, waiting in zip(writings, waiters, strict=True):
                 self._lose(one, waiting, error)
             return

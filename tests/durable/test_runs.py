@@ -91,6 +91,78 @@ def test_callers_of_a_key_share_its_run_and_other_calls_are_refused() -> None:
     assert ran == ["pay x"]
 
 
+def test_a_caller_who_comes_while_the_run_of_another_who_left_unwinds_waits_for_its_end() -> None:
+    @ps.node(effectful=True)
+    async def transfer(text: str) -> str:
+        ran.append("begins")
+        try:
+            await asyncio.sleep(10)
+        finally:
+            await asyncio.sleep(1)
+            ran.append("ends")
+        return text
+
+    async def main() -> None:
+        durable, call = Durable(MemoryStore()), ps.graph(transfer)("x")
+        for _ in range(2):
+            impatient = asyncio.create_task(durable.run(call, key="k"))
+            await asyncio.sleep(5)
+            impatient.cancel()
+            await asyncio.sleep(0)
+        assert await durable.run(call, key="k") == "x"
+
+    run_virtual(main)
+    assert ran == ["begins", "ends"] * (len(ran) // 2)
+
+
+class Broken(MemoryStore):
+    """Raises an error of its own from some methods."""
+
+    fails = ""
+
+    async def write(self, *given: Any) -> Any:
+        if self.fails == "write":
+            raise RuntimeError("can't start new thread")
+        return await super().write(*given)
+
+    async def changes(self) -> Any:
+        if self.fails == "changes":
+            self.fails = ""
+            raise RuntimeError("the connection is gone")
+        async for changed in super().changes():
+            yield changed
+
+
+def test_any_error_of_a_store_ends_the_run_here() -> None:
+    async def main() -> None:
+        store = Broken()
+        store.fails = "write"
+        with pytest.raises(ps.CheckpointError, match="the store has failed: RuntimeError"):
+            await Durable(store).run(ps.graph(pay)("x"), key="k")
+        store.fails = ""
+        assert await Durable(store).run(ps.graph(pay)("x"), key="k") == "paid x"
+
+    run_virtual(main)
+
+
+def test_an_answer_is_heard_though_the_store_could_not_tell_for_a_time() -> None:
+    @ps.node
+    async def ask(text: str) -> Any:
+        return await ps.interrupt(text)
+
+    async def main() -> None:
+        store = Broken()
+        store.fails = "changes"
+        durable = Durable(store)
+        running = asyncio.create_task(durable.run(ps.graph(ask)("sure?"), key="k"))
+        await asyncio.sleep(1)
+        asked = await durable.questions("k")
+        await Durable(store).answer("k", "yes", token=next(iter(asked)))
+        assert await running == "yes"
+
+    run_virtual(main)
+
+
 async def test_two_processes_share_a_run_of_a_file(tmp_path: Any) -> None:
     one, other = (Durable(SQLiteStore(tmp_path / "runs.db")) for _ in range(2))
     results = await asyncio.gather(one.run(ps.graph(pay)("x"), key="k"), other.run(ps.graph(pay)("x"), key="k"))
