@@ -203,8 +203,9 @@ class Router:
         if chosen is None:
             digest = blake2b(prefix.start, digest_size=16).digest()  # crc32 is linear: its order is no new one
             chosen = max(free, key=lambda one: blake2b(one.url.encode(), digest_size=8, key=digest).digest())
-        self._had[prefix.keys[-1]] = chosen
-        self._had.move_to_end(prefix.keys[-1])
+        for key in prefix.keys[-1:]:  # without messages there is none
+            self._had[key] = chosen
+            self._had.move_to_end(key)
         if len(self._had) > _PREFIXES:
             self._had.popitem(last=False)
         return chosen, share

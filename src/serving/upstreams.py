@@ -82,12 +82,18 @@ class Upstream:
             checks, self._checks, probe, self._probe = self._checks, [], self._probe, None
             for check_ in checks:
                 check_.cancel()
-            await asyncio.gather(*checks, return_exceptions=True)
-            self._doubts.clear()
-            for replica in self.replicas:
-                replica.is_down = False  # nobody would find out that it is well again
-            await probe.aclose()
-        await self._release()
+            try:
+                await asyncio.gather(*checks, return_exceptions=True)
+            finally:
+                self._doubts.clear()
+                for replica in self.replicas:
+                    replica.is_down = False  # nobody would find out that it is well again
+                try:
+                    await probe.aclose()
+                finally:
+                    await self._release()
+        else:
+            await self._release()
 
     def _hold(self) -> httpx.AsyncHTTPTransport:
         """Return the client, which stays open until `_release`: without `async with`, as long as a request."""
@@ -102,7 +108,7 @@ class Upstream:
             await client.aclose()
 
     async def _watch(self, replica: Replica) -> None:
-        """Check a server again and again; while it is down less often, but soon after a request found it up or down."""
+        """Check a server again and again; while it is down less often, but soon after a request found it down."""
         assert self._check_seconds is not None
         doubted = self._doubts[replica] = asyncio.Event()
         pause = self._check_seconds

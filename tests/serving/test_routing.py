@@ -149,6 +149,11 @@ def test_what_differs_before_the_first_question_is_another_conversation() -> Non
         assert router.choose(prefix, replicas)[1] == 1.0
 
 
+def test_a_request_without_messages_goes_to_a_server_too() -> None:
+    replicas = [Replica(f"http://{name}/v1", Breaker()) for name in "ab"]
+    assert Router(2).choose(Prefix.of_messages([], "m", None), replicas)[0] in replicas
+
+
 def test_conversations_that_are_remembered_take_little_memory() -> None:
     router, replicas = Router(2), [Replica(f"http://{name}/v1", Breaker()) for name in "abcd"]
     tracemalloc.start()
