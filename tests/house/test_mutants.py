@@ -103,7 +103,7 @@ MUTANTS = [Mutant(*row) for row in [
      "        if True:\n",
      "tests/durable/test_lives.py::test_what_was_kept_never_runs_again_and_an_effect_has_one_key"),
     # an effect begins before the commit
-    ("durable/journal.py", "path)\n        await self._writer.barrier(self)\n", "path)\n",
+    ("durable/journal.py", "path)\n        await self._writer.barrier(self.run)\n", "path)\n",
      "tests/durable/test_lives.py::test_what_was_kept_never_runs_again_and_an_effect_has_one_key"),
     # a value is encoded after its first reader has begun
     ("durable/journal.py", 'self.append(f"{path}{{{site.wiring}}}", "result",',
