@@ -422,6 +422,9 @@ class ProcessPool(ThreadOwner):
             with self._lock:
                 if call.is_cancelled:
                     continue
+                if self._is_waiting() and self._waiting[0] < call and not call.is_errand:
+                    heappush(self._waiting, call)  # an earlier call was taken back meanwhile, and begins first
+                    continue
                 is_lost = self.closed or worker.killed
                 is_sent = not is_lost and not (call.is_large and worker.calls) and worker.put(call)
                 if not is_sent:
