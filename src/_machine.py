@@ -3,6 +3,7 @@
 import math
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -268,3 +269,24 @@ def aligned_copy(array: Any) -> Any:
     copy = aligned(array.shape, array.dtype)
     copy[...] = array
     return copy
+
+
+_NETWORK_FILE_SYSTEMS: Final = frozenset({
+    "9p", "afs", "beegfs", "ceph", "cifs", "fuse.beegfs", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs",
+    "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "pvfs2", "smb2", "smb3", "smbfs",
+})  # fmt: skip
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+
+
+def network_file_system_of(folder: Path) -> str:
+    """Return the kind of network file system of a folder, as Linux names it; empty if there is none, or unknown."""
+    if sys.platform != "linux" or not _MOUNTS.exists():
+        return ""
+    place, found, longest = folder.resolve(), "", -1
+    for line in _MOUNTS.read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        # Spaces and similar characters are written in octal, as \040.
+        mounted = Path(before.split()[4].encode().decode("unicode_escape"))
+        if (place == mounted or mounted in place.parents) and len(mounted.parts) >= longest:
+            found, longest = after.split()[0], len(mounted.parts)
+    return found if found in _NETWORK_FILE_SYSTEMS else ""

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import sqlite3
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from .._errors import CheckpointError, OptionsError
+from .._machine import network_file_system_of
 from .sql import Database, SQLStore, Watcher, prepare
 
 T = TypeVar("T")
@@ -42,8 +42,7 @@ class SQLiteStore(SQLStore):
         folder = self._path.parent
         if not folder.is_dir():
             raise OptionsError(f"SQLiteStore({str(path)!r}): there is no folder {folder}; make it first")
-        kind = _file_system_of(folder)
-        if kind in _NETWORK_FILE_SYSTEMS:
+        if kind := network_file_system_of(folder):
             raise OptionsError(
                 f"SQLiteStore({str(path)!r}): {folder} is on a network file system ({kind}), where SQLite cannot keep "
                 "processes apart; use a folder on a disk of this machine, or ps.PostgresStore, which keeps runs in a "
@@ -180,22 +179,3 @@ _WRONG: Final = {
     sqlite3.SQLITE_IOERR: "the disk has failed to read or write",
 }
 _ERRNO: Final = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}
-_NETWORK_FILE_SYSTEMS: Final = frozenset({
-    "9p", "afs", "beegfs", "ceph", "cifs", "fuse.beegfs", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs",
-    "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "pvfs2", "smb2", "smb3", "smbfs",
-})  # fmt: skip
-_MOUNTS: Final = Path("/proc/self/mountinfo")
-
-
-def _file_system_of(folder: Path) -> str:
-    """Return the kind of file system of a folder, as Linux names it; empty if unknown."""
-    if sys.platform != "linux" or not _MOUNTS.exists():
-        return ""
-    place, found, longest = folder.resolve(), "", -1
-    for line in _MOUNTS.read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        # Spaces and similar characters are written in octal, as \040.
-        mounted = Path(before.split()[4].encode().decode("unicode_escape"))
-        if (place == mounted or mounted in place.parents) and len(mounted.parts) >= longest:
-            found, longest = after.split()[0], len(mounted.parts)
-    return found

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import sqlite3
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from .._errors import CheckpointError, OptionsError
+from .._machine import network_file_system_of
 from ..actors.threads import ThreadPool, end_with_loop
 from .loops import Loop, LoopRecord
 
@@ -189,8 +189,7 @@ class SQLiteStore(SQLStore):
         folder = self._path.parent
         if not folder.is_dir():
             raise OptionsError(f"SQLiteStore({str(path)!r}): there is no folder {folder}; make it first")
-        kind = file_system_of(folder)
-        if kind in _NETWORK_FILE_SYSTEMS:
+        if kind := network_file_system_of(folder):
             raise OptionsError(
                 f"SQLiteStore({str(path)!r}): {folder} is on a network file system ({kind}), where SQLite cannot keep "
                 "processes apart; use a folder on a disk of this machine, or ps.PostgresStore, which keeps loops "
@@ -455,24 +454,3 @@ def _delete(connection: Connection, _: str, versions: Mapping[str, int]) -> int:
                 for table in ("penstock_loops", "penstock_runs"):
                     connection.execute(f"DELETE FROM {table} WHERE key = ?", (key,))
     return deleted
-
-
-_NETWORK_FILE_SYSTEMS: Final = frozenset({
-    "9p", "afs", "beegfs", "ceph", "cifs", "fuse.beegfs", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs",
-    "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "pvfs2", "smb2", "smb3", "smbfs",
-})  # fmt: skip
-_MOUNTS: Final = Path("/proc/self/mountinfo")
-
-
-def file_system_of(folder: Path) -> str:
-    """Return the kind of file system of a folder, as Linux names it; empty if unknown."""
-    if sys.platform != "linux" or not _MOUNTS.exists():
-        return ""
-    place, found, longest = folder.resolve(), "", -1
-    for line in _MOUNTS.read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        # Spaces and similar characters are written in octal, as \040.
-        mounted = Path(before.split()[4].encode().decode("unicode_escape"))
-        if (place == mounted or mounted in place.parents) and len(mounted.parts) >= longest:
-            found, longest = after.split()[0], len(mounted.parts)
-    return found

@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_public": set(),
     "telemetry": {"_public", "insight", "studio"},
     "actors": {"_errors", "telemetry"},
-    "saving": {"_errors", "telemetry", "actors"},
+    "saving": {"_errors", "_machine", "telemetry", "actors"},
     "engine": {"_errors", "_public", "telemetry", "actors", "saving", "studio"},
     "devices": {"_errors", "_machine", "_public", "telemetry", "actors", "engine", "advice"},
     "advice": {"__init__", "studio", "_errors", "_machine", "_public", "telemetry", "actors", "engine", "devices"},
@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "asgi": {"__init__", "_errors", "_public", "telemetry", "actors", "engine"},
     "cluster": {"__init__", "extension", "_errors", "_public", "telemetry"},
     "consume": {"__init__", "extension", "_errors", "_public", "telemetry", "actors", "engine"},
-    "durable": {"__init__", "extension", "_errors", "_public", "telemetry", "actors", "engine"},
+    "durable": {"__init__", "extension", "_errors", "_machine", "_public", "telemetry", "actors", "engine"},
     "workers": {"__init__", "_errors", "telemetry", "actors", "engine", "extension"},
     "serving": {"__init__", "_errors", "_public", "telemetry", "actors", "engine", "asgi"},
     "__init__": {

@@ -13,7 +13,7 @@ import pytest
 from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
-    ".": Figures(lines=873, largest_file=424, slots=0, branches=9, broad_excepts=2),
+    ".": Figures(lines=889, largest_file=424, slots=0, branches=9, broad_excepts=2),
     "_cli": Figures(lines=408, largest_file=137, slots=0, branches=9, broad_excepts=0),
     "actors": Figures(lines=6112, largest_file=488, slots=28, branches=38, broad_excepts=18),
     "advice": Figures(lines=785, largest_file=243, slots=0, branches=12, broad_excepts=0),
@@ -21,15 +21,15 @@ LIMITS = {
     "consume": Figures(lines=857, largest_file=296, slots=0, branches=14, broad_excepts=2),
     "data": Figures(lines=1265, largest_file=505, slots=0, branches=11, broad_excepts=3),
     "devices": Figures(lines=6054, largest_file=588, slots=14, branches=13, broad_excepts=7),
-    "durable": Figures(lines=2147, largest_file=626, slots=0, branches=18, broad_excepts=6),
+    "durable": Figures(lines=2131, largest_file=626, slots=0, branches=18, broad_excepts=6),
     "engine": Figures(lines=14137, largest_file=609, slots=20, branches=23, broad_excepts=29),
     "insight": Figures(lines=2086, largest_file=465, slots=0, branches=15, broad_excepts=0),
-    "saving": Figures(lines=1868, largest_file=592, slots=0, branches=20, broad_excepts=2),
+    "saving": Figures(lines=1852, largest_file=592, slots=0, branches=20, broad_excepts=2),
     "serving": Figures(lines=1660, largest_file=322, slots=2, branches=18, broad_excepts=2),
     "studio": Figures(lines=2964, largest_file=358, slots=0, branches=13, broad_excepts=1),
     "telemetry": Figures(lines=1863, largest_file=402, slots=8, branches=13, broad_excepts=4),
     "testing": Figures(lines=504, largest_file=154, slots=1, branches=5, broad_excepts=1),
-    "workers": Figures(lines=1176, largest_file=438, slots=0, branches=16, broad_excepts=9),
+    "workers": Figures(lines=1179, largest_file=441, slots=0, branches=16, broad_excepts=9),
 }
 
 # Test files of each folder that import a name that is not public.

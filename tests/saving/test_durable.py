@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock import engine
+from penstock import _machine, engine
 from penstock.saving import loops as loops_module
 from penstock.saving import store as store_module
 from tests.kit import Gate, added, cancelled_at_every_step, outcomes, same, values_of, virtual
@@ -545,7 +545,7 @@ async def test_the_file_of_sqlite_is_in_a_folder_of_this_machine(
     mounts = tmp_path / "mountinfo"
     spaced = str(tmp_path).replace(" ", "\\040")
     mounts.write_text(f"1 0 0:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / {spaced}/on\\040nfs rw shared:1 - nfs4 host:/x rw\n")
-    monkeypatch.setattr(store_module, "_MOUNTS", mounts)
+    monkeypatch.setattr(_machine, "_MOUNTS", mounts)
     (tmp_path / "on nfs" / "deep").mkdir(parents=True)
     ps.Durable(tmp_path / "loops.db")
     with pytest.raises(ps.OptionsError, match=r"network file system \(nfs4\).*use a folder on a disk of this machine"):
