@@ -9,7 +9,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from .._errors import NotStorable, OtherCall
-from ..extension import Encoded, Keeper, KeptSite, decode, encode
+from ..extension import Keeper, KeptSite, encode
 from .parts import Values
 from .store import Entry, Kind, Question, Run
 from .writer import Writer
@@ -205,7 +205,7 @@ class Journal(Keeper):
         if found.answer is None:
             found = await self._writer.answered(self.run, found.token)
         assert found.answer is not None
-        answer = decode(Encoded.from_bytes(self.values.plain(found.answer)))
+        answer = self.values.whole(found.answer)
         self.keep_errors(asking)
         self.append(path, "answer", answer, f"the answer to {path}")
         return answer

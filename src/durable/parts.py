@@ -109,6 +109,10 @@ class Values:
         parts = b"".join(b"".join((_number(len(part)), part)) for part in cutting.parts)
         return self.coded(root), self.coded(parts) if parts else None
 
+    def whole(self, data: bytes) -> Any:
+        """Return a value that was kept without parts: a question, an answer or an error."""
+        return decode(Encoded.from_bytes(self.plain(data)))
+
     def coded(self, data: bytes) -> bytes:
         """Return bytes as the codec wants them in the store, such as those of a question."""
         return data if self._codec is None else self._codec.encode(data)

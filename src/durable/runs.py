@@ -23,7 +23,7 @@ from .._errors import (
 from ..actors.accepted import POSITIVE, check
 from ..actors.tasks import start_task, uninterrupted
 from ..engine import Plan
-from ..extension import Encoded, decode, encode, kept_plan, run_kept, wirings
+from ..extension import encode, kept_plan, run_kept, wirings
 from .journal import Journal, digest_of
 from .parts import Codec, Values
 from .sqlite import SQLiteStore
@@ -119,11 +119,7 @@ class Durable:
     async def questions(self, key: str) -> dict[str, Any]:
         """Return the open questions of a run, by their tokens."""
         run, values = await self._read(key), self._values()
-        return {
-            one.token: decode(Encoded.from_bytes(values.plain(one.question)))
-            for one in run.questions
-            if one.answer is None
-        }
+        return {one.token: values.whole(one.question) for one in run.questions if one.answer is None}
 
     async def answer(self, key: str, value: object, *, token: str) -> None:
         """Answer a question of a run, also while the run goes on in any process.
@@ -217,7 +213,7 @@ class Durable:
             return await values.read(self._store, run.run, run.result)
         if run.state == "cancelled" or run.error is None:
             raise RunCancelled(f"run {run.key!r} was cancelled; resume(key) lets it go on")
-        raise decode(Encoded.from_bytes(values.plain(run.error)))
+        raise values.whole(run.error)
 
     def _values(self) -> Values:
         return Values(self._codec, self._max_value_bytes)

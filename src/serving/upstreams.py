@@ -78,22 +78,24 @@ class Upstream:
     async def __aexit__(self, *error: object) -> None:
         """Close the connections, unless they are in use elsewhere."""
         self._entered -= 1
-        if not self._entered and self._probe is not None:
-            checks, self._checks, probe, self._probe = self._checks, [], self._probe, None
-            for check_ in checks:
-                check_.cancel()
-            try:
-                await asyncio.gather(*checks, return_exceptions=True)
-            finally:
-                self._doubts.clear()
-                for replica in self.replicas:
-                    replica.is_down = False  # nobody would find out that it is well again
-                try:
-                    await probe.aclose()
-                finally:
-                    await self._release()
-        else:
+        try:
+            if not self._entered and self._probe is not None:
+                probe, self._probe = self._probe, None
+                await self._end_checks(probe)
+        finally:
             await self._release()
+
+    async def _end_checks(self, probe: httpx.AsyncHTTPTransport) -> None:
+        checks, self._checks = self._checks, []
+        for check_ in checks:
+            check_.cancel()
+        try:
+            await asyncio.gather(*checks, return_exceptions=True)
+        finally:
+            self._doubts.clear()
+            for replica in self.replicas:
+                replica.is_down = False  # nobody would find out that it is well again
+            await probe.aclose()
 
     def _hold(self) -> httpx.AsyncHTTPTransport:
         """Return the client, which stays open until `_release`: without `async with`, as long as a request."""
