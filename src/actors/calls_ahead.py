@@ -8,11 +8,6 @@ from typing import ClassVar, Final
 _AHEAD_SECONDS: Final = 0.015
 
 
-def recent_mean(mean_seconds: float | None, latest_seconds: float) -> float:
-    """Return the mean time of jobs after a further job, which counts an eighth. None: there was no job before."""
-    return latest_seconds if mean_seconds is None else mean_seconds + (latest_seconds - mean_seconds) / 8
-
-
 class CallsAhead:
     """The calls that one worker has: whether it may get another call, and whether its first call takes too long.
 
@@ -67,8 +62,9 @@ class CallsAhead:
         self.seconds -= expected_seconds
 
     def took(self, name: str, seconds: float) -> None:
-        """Count the time of a call of a function in its mean."""
-        self._mean_seconds[name] = recent_mean(self._mean_seconds.get(name), seconds)
+        """Count the time of a call of a function in its mean, as an eighth."""
+        mean_seconds = self._mean_seconds.get(name, seconds)
+        self._mean_seconds[name] = mean_seconds + (seconds - mean_seconds) / 8
 
     def overdue_at(self) -> float | None:
         """Return when the calls behind the first call have to be taken back; None if there are none."""
